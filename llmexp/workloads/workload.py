@@ -1,0 +1,50 @@
+"""A workload: an ordered list of requests as token ids, content-addressed by SHA-256."""
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Tokens = NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """An ordered list of requests. Prompts are made on demand, so that a large trace need not fit in memory.
+
+    `recipe` holds everything that determines the content. `prompt_at(i)` returns the token ids of request i
+    (int32, shape `(prompt_tokens[i],)`), the same at every call. `prompt_tokens` and `output_tokens` have
+    shape `(n,)`; `arrivals_s` is None or has shape `(n,)`, non-decreasing, starting at or after 0.
+    `columns` holds further per-request values of shape `(n,)` (subject, answer, conversation, priority, …).
+    """
+
+    name: str
+    recipe: Mapping[str, Any]
+    prompt_at: Callable[[int], Tokens]
+    prompt_tokens: NDArray[np.int32]
+    output_tokens: NDArray[np.int32]
+    arrivals_s: NDArray[np.float64] | None = None
+    columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.prompt_tokens)
+
+    def prompts(self) -> Iterator[Tokens]:
+        """The prompts in order, one at a time."""
+        return (self.prompt_at(i) for i in range(len(self)))
+
+    @cached_property
+    def sha256(self) -> str:
+        """Hash of what is sent: token ids, output lengths and arrival offsets, in order."""
+        digest = hashlib.sha256()
+        digest.update(np.ascontiguousarray(self.output_tokens, dtype="<i4").tobytes())
+        if self.arrivals_s is not None:
+            digest.update(np.ascontiguousarray(self.arrivals_s, dtype="<f8").tobytes())
+        for prompt in self.prompts():
+            digest.update(len(prompt).to_bytes(8, "little"))
+            digest.update(np.ascontiguousarray(prompt, dtype="<i4").tobytes())
+        return digest.hexdigest()

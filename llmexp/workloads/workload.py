@@ -1,6 +1,7 @@
 """A workload: an ordered list of requests as token ids, content-addressed by SHA-256."""
 
 import hashlib
+import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -20,6 +21,8 @@ class Workload:
     (int32, shape `(prompt_tokens[i],)`), the same at every call. `prompt_tokens` and `output_tokens` have
     shape `(n,)`; `arrivals_s` is None or has shape `(n,)`, non-decreasing, starting at or after 0.
     `columns` holds further per-request values of shape `(n,)` (subject, answer, conversation, priority, …).
+    `request_fields` are extra fields of every request's body (`{"logprobs": 10}`); `keep_text` asks for the
+    generated text in the trace.
     """
 
     name: str
@@ -29,6 +32,8 @@ class Workload:
     output_tokens: NDArray[np.int32]
     arrivals_s: NDArray[np.float64] | None = None
     columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    request_fields: Mapping[str, Any] = field(default_factory=dict)
+    keep_text: bool = False
 
     def __len__(self) -> int:
         return len(self.prompt_tokens)
@@ -39,8 +44,9 @@ class Workload:
 
     @cached_property
     def sha256(self) -> str:
-        """Hash of what is sent: token ids, output lengths and arrival offsets, in order."""
+        """Hash of what is sent: token ids, output lengths, arrival offsets and extra fields, in order."""
         digest = hashlib.sha256()
+        digest.update(json.dumps(dict(self.request_fields), sort_keys=True).encode())
         digest.update(np.ascontiguousarray(self.output_tokens, dtype="<i4").tobytes())
         if self.arrivals_s is not None:
             digest.update(np.ascontiguousarray(self.arrivals_s, dtype="<f8").tobytes())

@@ -1,0 +1,85 @@
+"""The event loop, plain: arrivals, a step of the scheduler, the time it takes, its tokens. The reference for
+``kernel.py``."""
+
+from llmexp.simulate.arrivals import Arrivals
+from llmexp.simulate.cost import StepCost, Work
+from llmexp.simulate.errors import TimeStandsStillError
+from llmexp.simulate.records import Recorder, Tables
+from llmexp.simulate.requests import Requests
+from llmexp.simulate.scheduler import Scheduler, Step
+from llmexp.simulate.sequence import Sequence
+
+
+def run(requests: Requests, scheduler: Scheduler, cost: StepCost, max_concurrency: int | None) -> Tables:
+    """Serve all requests; raises ``TimeStandsStillError`` if that never ends."""
+    arrivals = Arrivals(requests, max_concurrency)
+    records = Recorder(requests)
+    patience = steps_without_token(requests)
+    now_s, entered, idle_steps = 0.0, 0, 0
+    while True:
+        for index, sent_s in arrivals.take(now_s):
+            scheduler.add(sequence(requests, index, sent_s, entered))
+            records.sent(index, sent_s)
+            entered += 1
+        step = scheduler.schedule()
+        if not step.scheduled and not step.preempted:
+            next_s = arrivals.next_s
+            if next_s is not None and next_s > now_s:
+                now_s = next_s
+                continue
+            if scheduler.running or scheduler.waiting or next_s is not None:
+                raise TimeStandsStillError(f"nothing can be scheduled at {now_s} s: {_state(scheduler)}")
+            return records.tables()
+        duration_s = cost.duration_s(work_of(step)) if step.scheduled else 0.0
+        if step.scheduled and not 0.0 < duration_s < float("inf"):
+            raise TimeStandsStillError(
+                f"the step at {now_s} s takes {duration_s} s: {work_of(step)}, {_state(scheduler)}"
+            )
+        row = records.scheduled(step, scheduler, work_of(step), now_s, duration_s)
+        now_s += duration_s
+        emitted, finished = scheduler.update(step)
+        records.computed(row, emitted, finished, now_s)
+        for seq in finished:
+            arrivals.finish(seq.index, now_s)
+        idle_steps = 0 if emitted else idle_steps + 1
+        if idle_steps > patience:
+            raise TimeStandsStillError(f"no token in {idle_steps} steps at {now_s} s: {_state(scheduler)}")
+
+
+def sequence(requests: Requests, index: int, sent_s: float, order: int) -> Sequence:
+    """Request ``index`` as the engine gets it, at ``sent_s``, after ``order`` others."""
+    return Sequence(
+        index=index,
+        prompt_tokens=int(requests.prompt_tokens[index]),
+        output_tokens=int(requests.output_tokens[index]),
+        priority=int(requests.priority[index]),
+        arrival_s=sent_s,
+        order=order,
+        chain=requests.chain(index),
+    )
+
+
+def work_of(step: Step) -> Work:
+    """What the step computes; asked after ``schedule``, before ``update``."""
+    prefill = decode = sampled = pairs = context = 0
+    for seq, num_new in step.scheduled.items():
+        before = seq.num_computed - num_new
+        if num_new == 1 and seq.num_computed == seq.num_tokens > seq.prompt_tokens:
+            decode += 1
+        else:
+            prefill += num_new
+        sampled += seq.num_computed == seq.num_tokens
+        pairs += num_new * before + num_new * (num_new + 1) // 2
+        context += seq.num_computed
+    return Work(1, prefill, decode, sampled, pairs, context)
+
+
+def steps_without_token(requests: Requests) -> int:
+    """More steps than any engine can need for its next token: the sequence that is never preempted gets at
+    least one token of its prompt computed in each."""
+    return 2 * int((requests.prompt_tokens + requests.output_tokens).max(initial=0))
+
+
+def _state(scheduler: Scheduler) -> str:
+    running, waiting = len(scheduler.running), len(scheduler.waiting)
+    return f"{running} running, {waiting} waiting, {scheduler.cache.num_free_blocks} free blocks"

@@ -1,0 +1,164 @@
+"""vLLM V1's scheduler (``vllm.v1.core.sched.scheduler``): one token budget for prefill and decode."""
+
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+
+from llmexp.simulate.blocks import BlockCache
+from llmexp.simulate.sequence import Sequence
+from llmexp.simulate.settings import Settings
+
+NO_CAP = 2**62
+
+
+@dataclass(slots=True)
+class Step:
+    """What one call of ``schedule`` decided. ``scheduled`` maps sequences to new tokens, in batch order.
+
+    Prefix cache statistics are tokens, counted at admission as vLLM's ``PrefixCacheStats`` does: those of
+    re-admissions after a preemption apart.
+    """
+
+    scheduled: dict[Sequence, int] = field(default_factory=dict)
+    admitted: list[Sequence] = field(default_factory=list)
+    preempted: list[Sequence] = field(default_factory=list)
+    queries: int = 0
+    hits: int = 0
+    preempted_queries: int = 0
+    preempted_hits: int = 0
+
+
+class WaitingQueue:
+    """Sequences in order of the policy. A preempted one goes back to its place: under fcfs that is the front,
+    since the batch and the queue stay in order of arrival."""
+
+    def __init__(self, policy: str) -> None:
+        self.policy = policy
+        self._heap: list[tuple[int, float, int, Sequence]] = []
+
+    def push(self, seq: Sequence) -> None:
+        if self.policy == "priority":
+            heappush(self._heap, (seq.priority, seq.arrival_s, seq.index, seq))
+        else:
+            heappush(self._heap, (0, 0.0, seq.order, seq))
+
+    def peek(self) -> Sequence:
+        return self._heap[0][-1]
+
+    def pop(self) -> Sequence:
+        return heappop(self._heap)[-1]
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+
+class Scheduler:
+    """Decides, step by step, which sequences compute how many tokens."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.cache = BlockCache(settings.num_gpu_blocks, settings.block_size, settings.enable_prefix_caching)
+        self.waiting = WaitingQueue(settings.policy)
+        self.running: list[Sequence] = []
+
+    def add(self, seq: Sequence) -> None:
+        self.waiting.push(seq)
+
+    def schedule(self) -> Step:
+        """The next step: running sequences first, then new ones from the queue, if nothing was preempted."""
+        step = Step()
+        cap = self._long_prefill_cap()
+        budget = self._continue_running(step, self.settings.max_num_batched_tokens, cap)
+        if not step.preempted:
+            self._admit_waiting(step, budget, cap)
+        for seq, num_new in step.scheduled.items():
+            seq.num_computed += num_new
+        return step
+
+    def update(self, step: Step) -> tuple[list[Sequence], list[Sequence]]:
+        """The step is computed: sequences without tokens left to compute get a new one. Returns the sequences
+        that got one, and those of them that are finished."""
+        emitted = [seq for seq in step.scheduled if seq.num_computed == seq.num_tokens]
+        for seq in emitted:
+            seq.num_tokens += 1
+        finished = [seq for seq in emitted if seq.is_finished]
+        for seq in finished:
+            self.cache.release(seq)
+            self.running.remove(seq)
+        return emitted, finished
+
+    def _continue_running(self, step: Step, budget: int, cap: int) -> int:
+        """Schedule the running sequences in order of admission; returns what is left of the budget."""
+        i = 0
+        while i < len(self.running) and budget > 0:
+            seq = self.running[i]
+            num_new = min(seq.num_tokens - seq.num_computed, cap, budget)
+            while not self.cache.extend(seq, num_new):
+                position = self._victim()
+                victim = self.running.pop(position)
+                i -= position < i
+                budget += step.scheduled.pop(victim, 0)
+                self._preempt(victim, step)
+                if victim is seq:
+                    return budget  # nobody behind gets a turn
+            step.scheduled[seq] = num_new
+            budget -= num_new
+            i += 1
+        return budget
+
+    def _admit_waiting(self, step: Step, budget: int, cap: int) -> None:
+        """Admit from the queue until the first that does not fit: it blocks those behind it."""
+        settings, block_size = self.settings, self.settings.block_size
+        while budget > 0 and self.waiting and len(self.running) < settings.max_num_seqs:
+            seq = self.waiting.peek()
+            hits = self.cache.match(seq)
+            num_new = min(seq.num_tokens - len(hits) * block_size, cap)
+            if num_new > budget and not settings.enable_chunked_prefill:
+                return
+            num_new = min(num_new, budget)
+            headroom = settings.watermark_blocks if self.running else 0
+            num_hit_tokens = len(hits) * block_size
+            whole = settings.scheduler_reserve_full_isl
+            if not self.cache.admit(seq, hits, num_new, whole=whole, headroom=headroom):
+                return
+            self.running.append(self.waiting.pop())
+            seq.num_computed = num_hit_tokens
+            step.admitted.append(seq)
+            step.scheduled[seq] = num_new
+            budget -= num_new
+            self._count(step, seq, num_hit_tokens)
+
+    def _long_prefill_cap(self) -> int:
+        """Most tokens of one sequence in a step; no cap for the only sequence there is."""
+        threshold = self.settings.long_prefill_token_threshold
+        num_seqs = len(self.running) + len(self.waiting)
+        if threshold == 0 or num_seqs <= 1:
+            return NO_CAP
+        if self.settings.long_prefill_token_threshold_adaptive:
+            return max(threshold, self.settings.max_num_batched_tokens // num_seqs)
+        return threshold
+
+    def _victim(self) -> int:
+        """Position in the batch of the sequence to preempt: the last, or that of least priority."""
+        if self.settings.policy == "fcfs":
+            return len(self.running) - 1
+        return max(
+            range(len(self.running)), key=lambda i: (self.running[i].priority, self.running[i].arrival_s)
+        )
+
+    def _preempt(self, seq: Sequence, step: Step) -> None:
+        """Give up the blocks and start over later. Generated tokens stay, and cached blocks may survive."""
+        self.cache.release(seq)
+        seq.num_computed = 0
+        seq.num_preemptions += 1
+        self.waiting.push(seq)
+        step.preempted.append(seq)
+
+    def _count(self, step: Step, seq: Sequence, num_hit_tokens: int) -> None:
+        if not self.settings.enable_prefix_caching:
+            return
+        if seq.num_preemptions:
+            step.preempted_queries += seq.num_tokens
+            step.preempted_hits += num_hit_tokens
+        else:
+            step.queries += seq.num_tokens
+            step.hits += num_hit_tokens

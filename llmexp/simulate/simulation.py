@@ -1,0 +1,101 @@
+"""The library's one call."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from llmexp.errors import ConfigError
+from llmexp.simulate import loop
+from llmexp.simulate.cost import UNIT_COST, StepCost
+from llmexp.simulate.errors import RequestNeverFitsError, TokenBudgetTooSmallError
+from llmexp.simulate.records import (
+    REQUEST_COUNTS,
+    REQUEST_TIMES,
+    SPAN_COUNTS,
+    STEP_COUNTS,
+    STEP_TIMES,
+    Tables,
+)
+from llmexp.simulate.requests import Request, Requests
+from llmexp.simulate.scheduler import Scheduler
+from llmexp.simulate.settings import Settings
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """What happened, as Arrow tables (columns: ``records.py``), times in seconds from the start.
+
+    ``steps``: one row a step. ``requests``: one row a request, in the order given. ``spans``: who computed how
+    many tokens when; consecutive decode steps of a request are one row.
+    """
+
+    settings: Settings
+    steps: pa.Table
+    requests: pa.Table
+    spans: pa.Table
+
+
+def simulate(
+    requests: Requests | Sequence[Request],
+    settings: Settings,
+    cost: StepCost = UNIT_COST,
+    *,
+    max_concurrency: int | None = None,
+) -> Simulation:
+    """Serve ``requests`` as vLLM 0.32 with these ``settings`` would, each step taking what ``cost`` says.
+
+    Equal input gives equal output. At most ``max_concurrency`` requests are unfinished at once (a closed
+    loop); the client holds the others back.
+
+    Raises ``RequestNeverFitsError`` and ``TokenBudgetTooSmallError`` for requests that could never be served,
+    ``TimeStandsStillError`` if a step takes no time or nothing makes progress, ``ConfigError`` if the
+    requests' block size is not the engine's.
+    """
+    if not isinstance(requests, Requests):
+        requests = Requests.of(requests, settings.block_size)
+    _check(requests, settings, max_concurrency)
+    tables = loop.run(requests, Scheduler(settings), cost, max_concurrency)
+    return _simulation(requests, settings, tables)
+
+
+def _check(requests: Requests, settings: Settings, max_concurrency: int | None) -> None:
+    if requests.block_size != settings.block_size:
+        raise ConfigError(
+            f"block_size={settings.block_size}, but the requests are cut into blocks of {requests.block_size}"
+        )
+    if max_concurrency is not None and max_concurrency < 1:
+        raise ConfigError(f"max_concurrency={max_concurrency}: must be at least 1")
+    longest = requests.prompt_tokens + requests.output_tokens - 1  # the last token is not fed back
+    blocks = -(-longest // settings.block_size)
+    for i in np.flatnonzero(blocks > settings.num_gpu_blocks - 1)[:1]:
+        raise RequestNeverFitsError(
+            f"request {i}: {longest[i]} tokens need {blocks[i]} blocks of {settings.block_size}, but "
+            f"num_gpu_blocks={settings.num_gpu_blocks} gives {settings.num_gpu_blocks - 1}"
+        )
+    if not settings.enable_chunked_prefill:
+        for i in np.flatnonzero(longest > settings.max_num_batched_tokens)[:1]:
+            raise TokenBudgetTooSmallError(
+                f"request {i}: up to {longest[i]} tokens must be computed in one step with "
+                f"enable_chunked_prefill=False, but max_num_batched_tokens={settings.max_num_batched_tokens}"
+            )
+
+
+def _simulation(requests: Requests, settings: Settings, tables: Tables) -> Simulation:
+    columns = {
+        "prompt_tokens": requests.prompt_tokens,
+        "output_tokens": requests.output_tokens,
+        "priority": requests.priority,
+        **dict(zip(REQUEST_TIMES, tables.request_times.T, strict=True)),
+        **dict(zip(REQUEST_COUNTS, tables.request_counts.T, strict=True)),
+    }
+    return Simulation(
+        settings=settings,
+        steps=pa.table(
+            dict(zip(STEP_TIMES, tables.step_times.T, strict=True))
+            | dict(zip(STEP_COUNTS, tables.step_counts.T, strict=True))
+        ),
+        requests=pa.table(columns),
+        spans=pa.table(dict(zip(SPAN_COUNTS, tables.spans.T, strict=True))),
+    )

@@ -25,10 +25,10 @@ from llmexp.simulate.settings import Settings
 
 @dataclass(frozen=True)
 class Simulation:
-    """What happened, as Arrow tables (columns: ``records.py``), times in seconds from the start.
+    """What happened, as Arrow tables (columns: ``records.py``). Times are seconds from the start.
 
-    ``steps``: one row a step. ``requests``: one row a request, in the order given. ``spans``: who computed how
-    many tokens when; consecutive decode steps of a request are one row.
+    ``steps``: one row a step. ``requests``: one row a request, in the order given. ``spans``: who computed
+    how many tokens when; consecutive decode steps of a request are one row.
     """
 
     settings: Settings

@@ -1,4 +1,5 @@
-"""What a run leaves behind, typed: `summary.json` of its folder, and the folder's other files by name."""
+"""What runs and studies leave behind, typed: `summary.json` of a run, `study.json` of a study, other files
+by name."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,9 +10,11 @@ import pyarrow.parquet as pq
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from llmexp.errors import ResultError
+from llmexp.schema.study import Claim
 
 CONFIG, WORKLOAD, TRACE = "config.yaml", "workload.json", "requests.parquet"
 COUNTERS, ENGINE_LOG, SUMMARY = "counters.parquet", "engine.log", "summary.json"
+STUDY = "study.json"
 
 
 class _Record(BaseModel):
@@ -70,12 +73,39 @@ class RunResult(_Record):
         return pq.read_table(self.folder / TRACE)
 
 
+class PlannedRun(_Record):
+    """A run that a study asks for: its name is that of its folder in the study's."""
+
+    name: str
+    arm: str
+    cell: Mapping[str, str]
+    trial: int
+    position: int  # place in the order of execution within the trial
+
+
+class StudyRecord(_Record):
+    """What a study was asked. An arm is a value of the key `compare` ("on"); a cell maps the other keys to
+    values.
+
+    Where nothing is compared, `compare` and `baseline` are None and every swept key is part of the cell.
+    """
+
+    name: str
+    compare: str | None
+    baseline: str | None
+    arms: tuple[str, ...]
+    cells: tuple[Mapping[str, str], ...]
+    trials: int
+    margin: float
+    confidence: float
+    claims: tuple[Claim, ...] = ()
+    runs: tuple[PlannedRun, ...]
+    overrides: tuple[str, ...] = ()  # the command line that asked for it, from which it can be repeated
+
+
 def save_run(result: RunResult) -> None:
     """Writes `summary.json` whole or not at all."""
-    target = result.folder / SUMMARY
-    partial = target.with_suffix(".partial")
-    partial.write_text(result.model_dump_json(indent=2))
-    partial.replace(target)
+    _save(result, result.folder / SUMMARY)
 
 
 def load_run(folder: str | Path) -> RunResult:
@@ -87,8 +117,52 @@ def load_run(folder: str | Path) -> RunResult:
     try:
         summary = RunResult.model_validate_json(path.read_bytes())
     except FileNotFoundError:
-        raise ResultError(f"{folder}: no {SUMMARY} here; a run's folder holds one once the run has ended") from None
+        raise ResultError(
+            f"{folder}: no {SUMMARY} here; a run's folder holds one once the run has ended"
+        ) from None
     except ValidationError as error:
-        where = ".".join(str(part) for part in error.errors()[0]["loc"])
-        raise ResultError(f"{path}: not a run summary ({where}: {error.errors()[0]['msg']})") from None
+        raise ResultError(f"{path}: not a run summary ({_first(error)})") from None
     return summary.model_copy(update={"folder": Path(folder)})
+
+
+def save_study(record: StudyRecord, folder: str | Path) -> None:
+    """Writes `study.json` into the study's folder, whole or not at all."""
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    _save(record, Path(folder) / STUDY)
+
+
+def load_study_record(folder: str | Path) -> StudyRecord:
+    """Reads back what a study was asked.
+
+    Raises ResultError if the folder is no study's, with what it seems to be instead.
+    """
+    folder = Path(folder)
+    path = folder / STUDY
+    try:
+        return StudyRecord.model_validate_json(path.read_bytes())
+    except (FileNotFoundError, NotADirectoryError):
+        raise ResultError(_not_a_study(folder)) from None
+    except ValidationError as error:
+        raise ResultError(f"{path}: not a study's record ({_first(error)})") from None
+
+
+def _not_a_study(folder: Path) -> str:
+    if not folder.is_dir():
+        return f"{folder}: no such folder; give the folder of a study, such as runs/NAME"
+    if (folder / SUMMARY).exists():
+        return f"{folder}: this is a single run; give the folder of its study, {folder.resolve().parent}"
+    studies = sorted(str(found.parent) for found in folder.glob(f"*/{STUDY}"))
+    if studies:
+        return f"{folder}: no {STUDY} here; the studies below it are {', '.join(studies)}"
+    return f"{folder}: no {STUDY} here; run a study first: python -m llmexp -m cache=on,off study.trials=3"
+
+
+def _save(record: _Record, target: Path) -> None:
+    partial = target.with_suffix(".partial")
+    partial.write_text(record.model_dump_json(indent=2))
+    partial.replace(target)
+
+
+def _first(error: ValidationError) -> str:
+    first = error.errors()[0]
+    return f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"

@@ -1,0 +1,1 @@
+"""From finished runs to evidence: pairs, effects, intervals, verdicts and claims."""

@@ -1,0 +1,1 @@
+"""From evidence to tables, plots and Markdown."""

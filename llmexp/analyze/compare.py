@@ -1,0 +1,287 @@
+"""Pairs to effects with intervals, and effects to verdicts under one false discovery rate."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from scipy import stats
+
+from llmexp.analyze import intervals, power
+from llmexp.analyze.intervals import MIN_TRIALS, Array, Scale
+from llmexp.analyze.pairs import Cell, Excluded, Pairing, measure_values, place
+from llmexp.measure.catalog import MEASURES
+from llmexp.results import PlannedRun, RunResult, StudyRecord
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Verdict = Literal["improves", "regresses", "equivalent", "inconclusive"]
+
+RATIO_MEASURES = ("throughput_", "ttft_", "tpot_", "itl_", "e2e_", "duration_")
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What one arm did to one measure in one cell, against the baseline.
+
+    `estimate`, its interval, `noise_floor` and `detectable` are ratios (1: no effect) or, for `scale`
+    difference, differences in the measure's unit (0: no effect). `low` and `high` bound the t interval over
+    trials and are None below 3 trials; the bootstrap of trials, then rounds, stands beside it and decides
+    nothing. p and q values are None where no test was made. `verdict` is None for measures of which neither
+    direction is better.
+    """
+
+    cell: Cell
+    arm: str
+    measure: str
+    scale: Scale
+    estimate: float
+    low: float | None
+    high: float | None
+    bootstrap_low: float | None
+    bootstrap_high: float | None
+    per_trial: tuple[float, ...]
+    trials: int
+    planned_trials: int
+    baseline_mean: float
+    treatment_mean: float
+    verdict: Verdict | None
+    p: float | None = None  # no effect, two-sided
+    q: float | None = None
+    p_equivalent: float | None = (
+        None  # an effect beyond the margin: twice the larger of two one-sided p values
+    )
+    q_equivalent: float | None = None
+    noise_floor: float | None = None
+    detectable: float | None = None
+    trials_for_margin: int | None = None
+
+    @property
+    def replicated(self) -> bool:
+        """Whether there are enough trials for an interval."""
+        return self.low is not None
+
+    @property
+    def varies(self) -> bool:
+        """Whether trials differ. Counted effects may be the same in all (hits, failures), to rounding."""
+        return bool(np.ptp(self.per_trial) > 1e-9 * max(1.0, abs(self.estimate)))
+
+    def effects(self) -> Array:
+        """Per-trial effects on the scale of the tests: log ratios or differences, shape `(trials,)`."""
+        values = np.array(self.per_trial)
+        return np.log(values) if self.scale == "ratio" else values
+
+
+@dataclass(frozen=True)
+class Level:
+    """The measures of one arm in one cell: for each, the mean of every valid run, in the order of trials."""
+
+    cell: Cell
+    arm: str
+    planned: int
+    runs: int
+    measures: Mapping[str, tuple[float, ...]]
+
+    def mean(self, measure: str) -> float | None:
+        """Mean over trials; None where no valid run has the measure."""
+        values = self.measures.get(measure)
+        return float(np.mean(values)) if values else None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Every arm of a factor against its baseline: one row per cell, arm and measure.
+
+    Where nothing is compared, `factor` and `baseline` are None and there are no rows; `levels` still say
+    what each run measured. `tested` counts the comparisons among which the false discovery rate is held.
+    """
+
+    study: str
+    factor: str | None
+    baseline: str | None
+    trials: int
+    confidence: float
+    margin: float
+    kinds: frozenset[str]  # of "simulated" and "measured"
+    rows: tuple[Effect, ...]
+    levels: tuple[Level, ...]
+    pairings: tuple[Pairing, ...]
+    excluded: tuple[Excluded, ...]
+    tested: int = field(default=0)
+
+    def row(self, measure: str, cell: Cell, arm: str) -> Effect | None:
+        """The effect of `arm` on `measure` in `cell`, if any pair has the measure."""
+        return next((r for r in self.rows if (r.measure, r.cell, r.arm) == (measure, cell, arm)), None)
+
+    def level(self, cell: Cell, arm: str | None) -> Level | None:
+        """What `arm` measured in `cell`."""
+        return next((one for one in self.levels if (one.cell, one.arm) == (cell, arm)), None)
+
+    def to_pandas(self) -> "pd.DataFrame":
+        """One line a row, the cell's keys as columns in front."""
+        import pandas as pd
+
+        lines = []
+        for row in self.rows:
+            values = asdict(row)
+            cell, per_trial = values.pop("cell"), values.pop("per_trial")
+            unit = MEASURES[row.measure].unit if row.measure in MEASURES else ""
+            lines.append(
+                {**cell, "baseline": self.baseline, **values, "unit": unit}
+                | {"per_trial": " ".join(f"{value:.6g}" for value in per_trial)}
+            )
+        return pd.DataFrame(lines)
+
+
+def levels_of(
+    record: StudyRecord, runs: Sequence[RunResult], excluded: Sequence[Excluded], factor: str | None
+) -> tuple[Level, ...]:
+    """What every arm measured in every cell, in the plan's order."""
+    barred = {one.run for one in excluded}
+    usable = {run.name: run for run in runs if run.name not in barred}
+    groups: dict[tuple[tuple[tuple[str, str], ...], str], list[PlannedRun]] = {}
+    for plan in sorted(record.runs, key=lambda plan: plan.trial):
+        cell, arm = place(plan, record.compare, factor)
+        groups.setdefault((tuple(sorted(cell.items())), arm), []).append(plan)
+    levels = []
+    for (_, arm), plans in groups.items():
+        valid = [measure_values(usable[plan.name]) for plan in plans if plan.name in usable]
+        names = dict.fromkeys(name for values in valid for name in values)
+        measures = {name: tuple(float(np.mean(v[name])) for v in valid if name in v) for name in names}
+        cell, _ = place(plans[0], record.compare, factor)
+        levels.append(Level(cell, arm, len(plans), len(valid), measures))
+    return tuple(levels)
+
+
+def scale_of(measure: str) -> Scale:
+    """Ratio for what is always positive (throughputs, latencies), difference for what may be 0.
+
+    A hit rate is 0 with the cache off, and preemptions, failures, goodput and queueing may be 0: no ratio
+    to a baseline of 0 exists, so these are differences in the measure's own unit.
+    """
+    return "ratio" if measure.startswith(RATIO_MEASURES) else "difference"
+
+
+def equivalence_margin(scale: Scale, margin: float, baseline_mean: float) -> float:
+    """The margin on the scale of the tests: `log(1 + margin)` for a ratio, so that a change and its inverse
+    match.
+
+    For a difference, `margin` of the baseline's mean or, for a mean below 1, of one unit: a hit rate within
+    0.05.
+    """
+    return float(np.log1p(margin)) if scale == "ratio" else margin * max(abs(baseline_mean), 1.0)
+
+
+def compare_pairs(
+    pairings: Sequence[Pairing], *, confidence: float, margin: float
+) -> tuple[tuple[Effect, ...], int]:
+    """Effects of every pairing and measure with their verdicts, and how many comparisons were tested."""
+    rows = [row for pairing in pairings for row in _effects(pairing, confidence=confidence, margin=margin)]
+    return _judge(rows, level=1 - confidence)
+
+
+def _effects(pairing: Pairing, *, confidence: float, margin: float) -> list[Effect]:
+    """One row for every measure that any pair has in both arms: those of the catalog in its order, then
+    others."""
+    values = [(measure_values(pair.baseline), measure_values(pair.treatment)) for pair in pairing.pairs]
+    found = {name for base, other in values for name in base.keys() & other.keys()}
+    rows = []
+    for name in [name for name in MEASURES if name in found] + sorted(found - MEASURES.keys()):
+        both = [(base[name], other[name]) for base, other in values if name in base and name in other]
+        if scale_of(name) == "ratio":
+            both = [(base, other) for base, other in both if min(*base, *other) > 0]
+        if both:
+            baseline = [np.array(base) for base, _ in both]
+            treatment = [np.array(other) for _, other in both]
+            rows.append(_effect(pairing, name, baseline, treatment, confidence=confidence, margin=margin))
+    return rows
+
+
+def _effect(
+    pairing: Pairing,
+    measure: str,
+    baseline: Sequence[Array],
+    treatment: Sequence[Array],
+    *,
+    confidence: float,
+    margin: float,
+) -> Effect:
+    """The row of one measure from its values in each trial, arrays of shape `(rounds,)`."""
+    scale, n = scale_of(measure), len(baseline)
+    base_means, other_means = (np.array([values.mean() for values in arm]) for arm in (baseline, treatment))
+    effects = intervals.effect(base_means, other_means, scale)
+    known = MEASURES.get(measure)
+    row = Effect(
+        cell=pairing.cell,
+        arm=pairing.arm,
+        measure=measure,
+        scale=scale,
+        estimate=_shown(effects.mean(), scale),
+        low=None,
+        high=None,
+        bootstrap_low=None,
+        bootstrap_high=None,
+        per_trial=tuple(_shown(value, scale) for value in effects),
+        trials=n,
+        planned_trials=pairing.planned,
+        baseline_mean=float(base_means.mean()),
+        treatment_mean=float(other_means.mean()),
+        verdict="inconclusive" if known and known.better else None,
+    )
+    if n >= 2:
+        low, high = intervals.hierarchical_bootstrap(baseline, treatment, scale, confidence)
+        row = replace(row, bootstrap_low=_shown(low, scale), bootstrap_high=_shown(high, scale))
+    if n < MIN_TRIALS:
+        return row
+    low, high = intervals.t_interval(effects, confidence)
+    bound = equivalence_margin(scale, margin, row.baseline_mean)
+    deviation = float(effects.std(ddof=1))
+    return replace(
+        row,
+        low=_shown(low, scale),
+        high=_shown(high, scale),
+        p=float(intervals.p_different(effects)),
+        p_equivalent=min(1.0, 2 * float(intervals.p_within(effects, bound))),
+        noise_floor=_shown(
+            power.noise_floor(np.log(base_means) if scale == "ratio" else base_means, confidence), scale
+        ),
+        detectable=_shown(power.detectable(deviation, n, confidence), scale),
+        trials_for_margin=power.trials_needed(bound, deviation, confidence),
+    )
+
+
+def _judge(rows: list[Effect], *, level: float) -> tuple[tuple[Effect, ...], int]:
+    """Verdicts on measures with a better direction, at false discovery rate `level` (Benjamini & Hochberg
+    1995).
+
+    Differences and equivalences are two families over the same comparisons. The p value of equivalence is
+    doubled, so that both meet the level at which the interval excludes no effect or lies within the margin.
+    An effect within the margin is `equivalent` even where it differs from none: it is too small to matter.
+    Effects that are the same in every trial are counted, not estimated (hits, failures), and are kept out
+    of the families they would dilute.
+    """
+    tested = [i for i, row in enumerate(rows) if row.p is not None and row.verdict and row.varies]
+    different = stats.false_discovery_control([rows[i].p for i in tested]) if tested else []
+    equivalent = stats.false_discovery_control([rows[i].p_equivalent for i in tested]) if tested else []
+    judged = list(rows)
+    for i, q, q_equivalent in zip(tested, different, equivalent, strict=True):
+        judged[i] = replace(rows[i], q=float(q), q_equivalent=float(q_equivalent))
+    return tuple(replace(row, verdict=_verdict(row, level)) for row in judged), len(tested)
+
+
+def _verdict(row: Effect, level: float) -> Verdict | None:
+    if row.verdict is None or row.p is None or row.p_equivalent is None:
+        return row.verdict
+    q = row.p if row.q is None else row.q
+    q_equivalent = row.p_equivalent if row.q_equivalent is None else row.q_equivalent
+    if q_equivalent <= level:
+        return "equivalent"
+    if q <= level:
+        rises = row.estimate > (1 if row.scale == "ratio" else 0)
+        return "improves" if rises == (MEASURES[row.measure].better == "higher") else "regresses"
+    return "inconclusive"
+
+
+def _shown(value: float | Array, scale: Scale) -> float:
+    return float(np.exp(value)) if scale == "ratio" else float(value)

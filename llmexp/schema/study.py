@@ -1,0 +1,67 @@
+"""Config of a study: what is compared, how often, and what is claimed."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, Field, PositiveInt, model_validator
+
+from llmexp.schema.section import Section
+
+
+def _swept_value(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError(f'YAML read this as the boolean {value}; quote it, such as "on", "off" or "true"')
+    return str(value) if isinstance(value, int | float) else value
+
+
+SweptValue = Annotated[str, BeforeValidator(_swept_value)]  # as written on the command line
+
+
+class Claim(Section):
+    """A hypothesis stated before the runs: in every cell that it covers, an effect lies beyond a threshold.
+
+    The effect is the ratio to the baseline, or the difference from it for measures that may be 0
+    (`llmexp.analyze.compare.scale_of` says which).
+    """
+
+    measure: str = Field(description="name of a reported measure, such as throughput_req_per_s")
+    direction: Literal["higher", "lower", "equivalent"] = Field(
+        description="higher or lower than the threshold, or equivalent to the baseline within study.margin"
+    )
+    threshold: float | None = Field(
+        None, description="ratio to the baseline (default 1), or difference from it (default 0)"
+    )
+    cell: Mapping[str, SweptValue] = Field(
+        default_factory=dict, description="swept keys and values that it is limited to; none: everywhere"
+    )
+
+    @model_validator(mode="after")
+    def _margin_is_the_studys(self) -> Self:
+        if self.direction == "equivalent" and self.threshold is not None:
+            raise ValueError("direction=equivalent takes no threshold; set study.margin")
+        return self
+
+
+class StudyConfig(Section):
+    """All runs that answer one question."""
+
+    name: str = Field(
+        "study", pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$", description="name of the study and of its folder"
+    )
+    trials: PositiveInt = Field(
+        1, description="independent engine launches per arm and cell; intervals need 3"
+    )
+    compare: str | None = Field(
+        None, description="swept key whose values are the arms; default: cache if swept, else the first"
+    )
+    baseline: SweptValue | None = Field(
+        None,
+        description="arm that the others are compared with; default: off if it is an arm, else the first",
+    )
+    margin: float = Field(0.05, gt=0, lt=1, description="relative change too small to matter")
+    confidence: float = Field(0.90, ge=0.5, lt=1, description="confidence of every interval")
+    claims: tuple[Claim, ...] = Field((), description="hypotheses that the report answers one by one")
+    cells: tuple[Mapping[str, SweptValue], ...] = Field(
+        (), description="explicit cells, where they are not the product of the swept keys"
+    )
+    plan_only: bool = Field(False, description="print the plan with its expected time and run nothing")

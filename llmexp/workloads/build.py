@@ -1,0 +1,52 @@
+"""From config to workload: one builder a kind, and what must hold for all of them."""
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from llmexp.errors import WorkloadError
+from llmexp.models import Model
+from llmexp.schema.workloads import WorkloadConfig
+from llmexp.workloads.synthetic import shared_prefix, unique_prefix
+from llmexp.workloads.workload import Workload
+
+BUILDERS: dict[str, Callable[[Any, Model], Workload]] = {
+    "shared_prefix": shared_prefix,
+    "unique_prefix": unique_prefix,
+}
+
+
+def build(config: WorkloadConfig, model: Model) -> Workload:
+    """Builds the workload of `config` in the tokens of `model`.
+
+    The recipe is the config, what the builder adds (such as the hash of its source file) and the identity of
+    the vocabulary. Raises WorkloadError if the source or a combination of knobs is wrong, or if a request is
+    longer than the model allows.
+    """
+    workload = BUILDERS[config.kind](config, model)
+    recipe = {**config.model_dump(mode="json"), **workload.recipe, "vocabulary": _vocabulary(model)}
+    workload = replace(workload, recipe=recipe)
+    _require_fit(workload, model)
+    return workload
+
+
+def _vocabulary(model: Model) -> str:
+    special = ",".join(map(str, sorted(model.special_token_ids)))
+    return f"{model.vocab_size} tokens, special {hashlib.sha256(special.encode()).hexdigest()[:12]}"
+
+
+def _require_fit(workload: Workload, model: Model) -> None:
+    if not len(workload):
+        raise WorkloadError(f"workload {workload.name}: no requests")
+    total = workload.prompt_tokens.astype(np.int64) + workload.output_tokens
+    too_long = np.flatnonzero(total > model.max_model_len)
+    if len(too_long):
+        worst = int(total.argmax())
+        raise WorkloadError(
+            f"workload {workload.name}: {len(too_long)} of {len(workload)} requests are too long for "
+            f"{model.name}, whose max_model_len is {model.max_model_len}; the longest, request {worst}, has "
+            f"{workload.prompt_tokens[worst]} prompt and {workload.output_tokens[worst]} output tokens"
+        )

@@ -1,5 +1,7 @@
 """What a simulation refuses. Each message names the request or setting, what it got and what fits."""
 
+from typing import Literal
+
 from llmexp.errors import LlmexpError
 
 
@@ -21,3 +23,20 @@ class TimeStandsStillError(SimulationError):
 
 class CalibrationError(SimulationError):
     """The measured steps do not determine the coefficients of the cost."""
+
+
+StandstillReason = Literal["stuck", "timeless", "fruitless"]
+
+
+def standstill(
+    reason: StandstillReason, now_s: float, duration_s: float, running: int, waiting: int, free_blocks: int
+) -> TimeStandsStillError:
+    """The error, with the state that caused it."""
+    what = {
+        "stuck": "nothing can be scheduled, now or later",
+        "timeless": f"a step takes {duration_s} s, which must be positive and finite",
+        "fruitless": "no request gets a token any more",
+    }[reason]
+    return TimeStandsStillError(
+        f"at {now_s} s {what}: {running} running, {waiting} waiting, {free_blocks} free blocks"
+    )

@@ -3,9 +3,9 @@
 
 from llmexp.simulate.arrivals import Arrivals
 from llmexp.simulate.cost import StepCost, Work
-from llmexp.simulate.errors import TimeStandsStillError
+from llmexp.simulate.errors import StandstillReason, TimeStandsStillError, standstill
 from llmexp.simulate.records import Recorder, Tables
-from llmexp.simulate.requests import Requests
+from llmexp.simulate.requests import Requests, steps_without_token
 from llmexp.simulate.scheduler import Scheduler, Step
 from llmexp.simulate.sequence import Sequence
 
@@ -28,13 +28,11 @@ def run(requests: Requests, scheduler: Scheduler, cost: StepCost, max_concurrenc
                 now_s = next_s
                 continue
             if scheduler.running or scheduler.waiting or next_s is not None:
-                raise TimeStandsStillError(f"nothing can be scheduled at {now_s} s: {_state(scheduler)}")
+                raise _standstill("stuck", now_s, 0.0, scheduler)
             return records.tables()
         duration_s = cost.duration_s(work_of(step)) if step.scheduled else 0.0
         if step.scheduled and not 0.0 < duration_s < float("inf"):
-            raise TimeStandsStillError(
-                f"the step at {now_s} s takes {duration_s} s: {work_of(step)}, {_state(scheduler)}"
-            )
+            raise _standstill("timeless", now_s, duration_s, scheduler)
         row = records.scheduled(step, scheduler, work_of(step), now_s, duration_s)
         now_s += duration_s
         emitted, finished = scheduler.update(step)
@@ -43,7 +41,7 @@ def run(requests: Requests, scheduler: Scheduler, cost: StepCost, max_concurrenc
             arrivals.finish(seq.index, now_s)
         idle_steps = 0 if emitted else idle_steps + 1
         if idle_steps > patience:
-            raise TimeStandsStillError(f"no token in {idle_steps} steps at {now_s} s: {_state(scheduler)}")
+            raise _standstill("fruitless", now_s, duration_s, scheduler)
 
 
 def sequence(requests: Requests, index: int, sent_s: float, order: int) -> Sequence:
@@ -74,12 +72,8 @@ def work_of(step: Step) -> Work:
     return Work(1, prefill, decode, sampled, pairs, context)
 
 
-def steps_without_token(requests: Requests) -> int:
-    """More steps than any engine can need for its next token: the sequence that is never preempted gets at
-    least one token of its prompt computed in each."""
-    return 2 * int((requests.prompt_tokens + requests.output_tokens).max(initial=0))
-
-
-def _state(scheduler: Scheduler) -> str:
-    running, waiting = len(scheduler.running), len(scheduler.waiting)
-    return f"{running} running, {waiting} waiting, {scheduler.cache.num_free_blocks} free blocks"
+def _standstill(
+    reason: StandstillReason, now_s: float, duration_s: float, scheduler: Scheduler
+) -> TimeStandsStillError:
+    free_blocks = scheduler.cache.num_free_blocks
+    return standstill(reason, now_s, duration_s, len(scheduler.running), len(scheduler.waiting), free_blocks)

@@ -230,5 +230,11 @@ class ChainIds:
         return chain
 
 
+def steps_without_token(requests: Requests) -> int:
+    """More steps than any engine can need for its next token: the sequence that is never preempted gets at
+    least one token of its prompt computed in each."""
+    return 2 * int((requests.prompt_tokens + requests.output_tokens).max(initial=0))
+
+
 def _offsets(lengths: npt.ArrayLike) -> Ints:
     return np.concatenate(([0], np.cumsum(np.asarray(lengths, np.int64)))).astype(np.int64)

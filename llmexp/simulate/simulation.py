@@ -22,6 +22,11 @@ from llmexp.simulate.requests import Request, Requests
 from llmexp.simulate.scheduler import Scheduler
 from llmexp.simulate.settings import Settings
 
+try:
+    from llmexp.simulate import kernel
+except ImportError:  # numba comes with vLLM; without it the plain loop makes the same records, slowly
+    kernel = None  # type: ignore[assignment]
+
 
 @dataclass(frozen=True)
 class Simulation:
@@ -43,11 +48,13 @@ def simulate(
     cost: StepCost = UNIT_COST,
     *,
     max_concurrency: int | None = None,
+    compiled: bool = kernel is not None,
 ) -> Simulation:
     """Serve ``requests`` as vLLM 0.32 with these ``settings`` would, each step taking what ``cost`` says.
 
     Equal input gives equal output. At most ``max_concurrency`` requests are unfinished at once (a closed
-    loop); the client holds the others back.
+    loop); the client holds the others back. ``compiled`` (with numba, which vLLM brings) changes nothing but
+    the speed.
 
     Raises ``RequestNeverFitsError`` and ``TokenBudgetTooSmallError`` for requests that could never be served,
     ``TimeStandsStillError`` if a step takes no time or nothing makes progress, ``ConfigError`` if the
@@ -56,7 +63,10 @@ def simulate(
     if not isinstance(requests, Requests):
         requests = Requests.of(requests, settings.block_size)
     _check(requests, settings, max_concurrency)
-    tables = loop.run(requests, Scheduler(settings), cost, max_concurrency)
+    if compiled:
+        tables = kernel.run(requests, settings, cost, max_concurrency)
+    else:
+        tables = loop.run(requests, Scheduler(settings), cost, max_concurrency)
     return _simulation(requests, settings, tables)
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import event, given, settings
 from vllm.config import ModelConfig
 
-from llmexp.simulate import UNIT_COST, simulate
+from llmexp.simulate import simulate
 from llmexp.simulate.arrivals import Arrivals
 from llmexp.simulate.loop import sequence
 from llmexp.simulate.requests import Requests
@@ -73,8 +73,12 @@ def test_every_step_equals_vllms(model: ModelConfig, case: Case) -> None:
     event(f"hits: {any(step['statistics'][1] for step in expected)}")
     event(f"hits after a preemption: {any(step['statistics'][3] for step in expected)}")
     event(f"empty step: {any(not step['scheduled'] for step in expected)}")
-    result = simulate(requests, case.settings, UNIT_COST, max_concurrency=case.max_concurrency)
-    assert_records(result, expected)
+    plain, compiled = (
+        simulate(requests, case.settings, max_concurrency=case.max_concurrency, compiled=compiled)
+        for compiled in (False, True)
+    )
+    assert_records(plain, expected)
+    assert compiled == plain
 
 
 def assert_records(result: Any, expected: list[dict[str, Any]]) -> None:

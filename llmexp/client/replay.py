@@ -1,0 +1,316 @@
+"""One round: replays a workload against a server from processes of its own, and gathers the trace."""
+
+import os
+import pickle
+import secrets
+import selectors
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+import llmexp
+from llmexp.client.arrivals import arrivals
+from llmexp.client.check import ClientCheck, check_client
+from llmexp.client.gather import gather
+from llmexp.client.requests import Requests
+from llmexp.client.worker import READY, START, Job, Outcome
+from llmexp.engines.target import Target
+from llmexp.errors import ConfigError, EngineError
+from llmexp.schema.load import ClientConfig, ClosedLoop, LoadConfig
+from llmexp.workloads.workload import Workload
+
+START_DELAY_S = 0.05  # from the last worker's readiness to the round's origin
+POLL_S = 0.1
+STOP_WITHIN_S = 10.0  # a worker hands over its records
+# What one worker serves with room to spare, for `client.workers=auto`.
+IN_FLIGHT_PER_WORKER = 256
+RATE_PER_WORKER = 1000.0
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What came of a round. Times in `trace` (TRACE_SCHEMA) count from `origin_monotonic_s`, a time of
+    CLOCK_MONOTONIC that was `origin_wall` on the wall clock. `complete` is False after an interruption."""
+
+    trace: pa.Table
+    origin_monotonic_s: float
+    origin_wall: float
+    check: ClientCheck
+    complete: bool
+
+
+def replay(
+    target: Target,
+    workload: Workload,
+    load: LoadConfig,
+    client: ClientConfig,
+    *,
+    round_index: int,
+    salted: bool = False,
+    seed: int = 0,
+    progress: Callable[[int, int], None] | None = None,
+    interrupted: threading.Event | None = None,
+    spill: Path | None = None,
+) -> Replay:
+    """Sends the whole workload once and waits for the last answer.
+
+    `salted` gives each request a `cache_salt` of its own. `seed` determines the arrivals. `progress` is
+    called with the numbers of ended and of all requests. Once `interrupted` is set nothing more is sent,
+    requests in flight end with the error "interrupted", and the trace so far is returned. When a worker dies,
+    or on Ctrl-C, the trace so far goes to the Parquet file `spill` before the error goes on.
+
+    Raises ConfigError or WorkloadError if this workload cannot be sent as asked, EngineError if a worker
+    fails.
+    """
+    first, follow, think_s = _conversations(workload)
+    offsets_s = None if workload.arrivals_s is None else workload.arrivals_s[first]
+    due_s = arrivals(load, len(first), seed=seed, offsets_s=offsets_s)
+    places = load.concurrency if isinstance(load, ClosedLoop) else load.max_in_flight
+    workers = _num_workers(client, places, due_s, len(first))
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="llmexp-client-")))
+        requests = _requests(target, workload, client, folder, salted)
+        claims = None
+        if due_s is None:
+            (folder / "claims").write_bytes(first.astype("<i8").tobytes())
+            claims = os.open(folder / "claims", os.O_RDONLY)
+            stack.callback(os.close, claims)
+        jobs = [
+            Job(
+                base_url=target.base_url,
+                api=client.api,
+                transport=client.transport,
+                timeout_s=client.timeout_s,
+                keep_text=workload.keep_text,
+                requests=requests,
+                outcome=folder / f"outcome-{k}",
+                follow=follow,
+                think_s=think_s,
+                places=None if places is None else len(range(k, places, workers)),
+                claims=claims,
+                first=first[k::workers],
+                due=np.empty(0) if due_s is None else due_s[k::workers],
+                api_key=target.api_key,
+            )
+            for k in range(workers)
+        ]
+        crew = _Crew(jobs, folder)
+        stack.callback(crew.kill)
+        origin, origin_wall = crew.start()
+        error: BaseException | None = None
+        try:
+            crew.work(len(workload), progress, interrupted)
+        except BaseException as caught:  # also Ctrl-C: what was measured is kept first
+            error = caught
+        outcomes = crew.outcomes()
+        if error is None and len(outcomes) < workers:
+            error = EngineError(crew.obituary())
+    trace = gather({k: o.records for k, o in outcomes.items()}, round_index=round_index, origin=origin)
+    if error is not None:
+        if spill is not None:
+            pq.write_table(trace, spill)
+        raise error
+    check = check_client(
+        trace,
+        list(outcomes.values()),
+        due_s=due_s,
+        first=first,
+        asked_in_flight=places,
+        keeps_full=due_s is None and not think_s.any(),
+    )
+    return Replay(trace, origin, origin_wall, check, complete=len(trace) == len(workload))
+
+
+def _conversations(workload: Workload) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float64]]:
+    """Requests that wait for no other; each request's next turn (-1: none); the pause before each request."""
+    n = len(workload)
+    follow = np.full(n, -1, np.int32)
+    think_s = np.asarray(workload.columns.get("think_s", np.zeros(n)), np.float64)
+    is_first = np.ones(n, bool)
+    if "conversation" in workload.columns:
+        last: dict[Any, int] = {}
+        for i, conversation in enumerate(workload.columns["conversation"].tolist()):
+            if conversation == -1:
+                continue
+            if conversation in last:
+                follow[last[conversation]] = i
+                is_first[i] = False
+            last[conversation] = i
+    return np.flatnonzero(is_first).astype(np.int32), follow, think_s
+
+
+def _num_workers(client: ClientConfig, places: int | None, due_s: NDArray[np.float64] | None, n: int) -> int:
+    if client.workers != "auto":
+        workers = client.workers
+    else:
+        if due_s is None:
+            wanted = (places or 1) / IN_FLIGHT_PER_WORKER
+        else:
+            span_s = float(due_s[-1]) if len(due_s) else 0.0
+            wanted = n / span_s / RATE_PER_WORKER if span_s > 0 else 1.0
+        workers = min(int(np.ceil(wanted)), max((os.cpu_count() or 1) // 2, 1))
+    return max(1, min(workers, n, places or workers))
+
+
+def _requests(
+    target: Target, workload: Workload, client: ClientConfig, folder: Path, salted: bool
+) -> Requests:
+    """What the workers send, with the prompts in a file that they share."""
+    chat = client.api == "chat"
+    texts = None
+    if chat or client.prompt == "text":
+        if "prompt_text" not in workload.columns:
+            key = "client.api=chat" if chat else "client.prompt=text"
+            raise ConfigError(f"{key} needs prompts as text, and workload {workload.name} has only token ids")
+        texts = [str(text) for text in workload.columns["prompt_text"]]
+    prompts = folder / "prompts"
+    bounds = np.zeros(len(workload) + 1, np.int64)
+    if texts is None:
+        np.cumsum(workload.prompt_tokens, out=bounds[1:])
+        with prompts.open("wb") as file:
+            for prompt in workload.prompts():
+                file.write(np.ascontiguousarray(prompt, np.int32).data)
+    common = {
+        "model": target.model,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "temperature": client.temperature,
+        "seed": client.seed,
+        "ignore_eos": client.ignore_eos,
+        **workload.request_fields,
+    }
+    priority = workload.columns.get("priority")
+    return Requests(
+        prompts=prompts,
+        bounds=bounds,
+        output_tokens=workload.output_tokens,
+        common=common,
+        chat=chat,
+        texts=texts,
+        priority=None if priority is None else priority.astype(np.int64),
+        salt=secrets.token_hex(8) if salted else "",
+    )
+
+
+class _Crew:
+    """The worker processes of a round."""
+
+    def __init__(self, jobs: Sequence[Job], folder: Path) -> None:
+        self._jobs = jobs
+        self._logs = [folder / f"log-{k}" for k in range(len(jobs))]
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._said = [b""] * len(jobs)  # each worker's unfinished line
+        self._ended = [0] * len(jobs)
+        package = str(Path(llmexp.__file__).parent.parent)
+        paths = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
+        for job, log in zip(jobs, self._logs, strict=True):
+            with log.open("wb") as stderr:
+                process = subprocess.Popen(
+                    [sys.executable, "-c", "from llmexp.client.worker import main; main()"],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=stderr,
+                    bufsize=0,
+                    pass_fds=() if job.claims is None else (job.claims,),
+                    env={**os.environ, "PYTHONPATH": paths},
+                    start_new_session=True,  # Ctrl-C is for the parent, which tells them
+                )
+            self._processes.append(process)
+            self._tell(process, pickle.dumps(job, protocol=pickle.HIGHEST_PROTOCOL))
+
+    def start(self) -> tuple[float, float]:
+        """Waits until all are ready, then sets the origin: its monotonic and its wall time."""
+        for process in self._processes:
+            assert process.stdout is not None
+            said = process.stdout.read(len(READY))
+            if said != READY:
+                process.wait()
+                raise EngineError(self.obituary())
+        origin = time.monotonic() + START_DELAY_S
+        origin_wall = time.time() + (origin - time.monotonic())
+        for process in self._processes:
+            self._tell(process, START.pack(origin))
+        return origin, origin_wall
+
+    def work(
+        self, total: int, progress: Callable[[int, int], None] | None, interrupted: threading.Event | None
+    ) -> None:
+        """Waits until all have ended, telling them to stop if `interrupted` is set."""
+        with selectors.DefaultSelector() as selector:
+            for k, process in enumerate(self._processes):
+                assert process.stdout is not None
+                selector.register(process.stdout, selectors.EVENT_READ, k)
+            shown = -1
+            while selector.get_map():
+                for key, _ in selector.select(POLL_S):
+                    if not self._listen(key.data):
+                        selector.unregister(key.fileobj)
+                if interrupted is not None and interrupted.is_set():
+                    return
+                if progress is not None and shown != sum(self._ended):
+                    shown = sum(self._ended)
+                    progress(shown, total)
+
+    def outcomes(self) -> dict[int, Outcome]:
+        """Tells those that still work to stop, and reads what each has measured, by worker."""
+        for process in self._processes:
+            assert process.stdin is not None
+            process.stdin.close()
+        outcomes = {}
+        for k, (job, process) in enumerate(zip(self._jobs, self._processes, strict=True)):
+            try:
+                process.wait(STOP_WITHIN_S)
+            except subprocess.TimeoutExpired:
+                continue
+            if job.outcome.exists():
+                outcomes[k] = pickle.loads(job.outcome.read_bytes())
+        return outcomes
+
+    def obituary(self) -> str:
+        """Why a worker is missing."""
+        for log, process in zip(self._logs, self._processes, strict=True):
+            if process.poll():
+                lines = log.read_text(errors="replace").split("\n")
+                last = next((line for line in reversed(lines) if line.strip()), "it left no message")
+                return f"a client worker died with exit code {process.returncode}: {last}"
+        return "a client worker did not hand over its records"
+
+    def kill(self) -> None:
+        """Ends what is left of them."""
+        for process in self._processes:
+            process.kill()
+            process.wait()
+            assert process.stdout is not None
+            process.stdout.close()
+
+    def _listen(self, k: int) -> bool:
+        stdout = self._processes[k].stdout
+        assert stdout is not None
+        said = stdout.read(65536)
+        if not said:
+            return False
+        *lines, self._said[k] = (self._said[k] + said).split(b"\n")
+        if lines:
+            self._ended[k] = int(lines[-1])
+        return True
+
+    def _tell(self, process: subprocess.Popen[bytes], message: bytes) -> None:
+        assert process.stdin is not None
+        try:
+            view = memoryview(message)
+            while view:
+                view = view[process.stdin.write(view) :]
+        except BrokenPipeError:  # it has died, which `start` reports
+            pass

@@ -1,0 +1,138 @@
+"""A client process (`main`): it sends its share of a round's requests and reports on them.
+
+The parent writes a pickled Job to its standard input, waits for READY, then writes when to start. It reads
+lines with the number of ended requests; the outcome is a pickle at `job.outcome`. Closed standard input means
+stop: the parent interrupts, or is gone. Little is imported here, because each round's workers start anew.
+"""
+
+import asyncio
+import contextlib
+import gc
+import os
+import pickle
+import struct
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import monotonic, process_time
+from typing import Literal
+
+import numpy as np
+import uvloop
+from numpy.typing import NDArray
+
+from llmexp.client.agenda import Agenda, ClosedLoop, OpenLoop
+from llmexp.client.call import Transport
+from llmexp.client.driver import Driver
+from llmexp.client.ledger import Records
+from llmexp.client.requests import Bodies, Requests
+
+READY = b"ready\n"
+START = struct.Struct("d")
+
+
+@dataclass(frozen=True)
+class Job:
+    """A worker's share of a round.
+
+    Closed loop: `claims` is the inherited descriptor of the file of requests to take, `places` the slots.
+    Open loop: `first` and `due` are the requests that arrive by themselves and when, counted from the start,
+    and `places` the cap.
+    """
+
+    base_url: str
+    api: Literal["completions", "chat"]
+    transport: Literal["lean", "openai"]
+    timeout_s: float
+    keep_text: bool
+    requests: Requests
+    outcome: Path
+    follow: NDArray[np.int32]
+    think_s: NDArray[np.float64]
+    places: int | None
+    claims: int | None
+    first: NDArray[np.int32]
+    due: NDArray[np.float64]
+    api_key: str | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a worker measured, and what it knows about itself."""
+
+    records: Records
+    loop_lags_s: NDArray[np.float64]
+    in_flight_area_s: float
+    max_in_flight: int
+    capped: int
+    cpu_s: float
+    wall_s: float
+
+
+def main() -> None:
+    """Serves one job."""
+    os.set_blocking(1, False)
+    job: Job = pickle.load(sys.stdin.buffer)
+    transport = _transport(job)
+    gc.freeze()
+    gc.disable()  # a collection's pause would show in the times; nothing here leaves cycles behind
+    outcome = uvloop.run(_serve(job, transport))
+    partial = job.outcome.with_suffix(".partial")
+    with partial.open("wb") as file:
+        pickle.dump(outcome, file, protocol=pickle.HIGHEST_PROTOCOL)
+    partial.replace(job.outcome)
+
+
+def _transport(job: Job) -> Transport:
+    bodies = Bodies(job.requests)
+    if job.transport == "lean":
+        from llmexp.client.lean import LeanTransport
+
+        return LeanTransport(
+            job.base_url, api=job.api, api_key=job.api_key, keep_text=job.keep_text, make_body=bodies.json
+        )
+    from llmexp.client.reference import OpenAITransport
+
+    return OpenAITransport(
+        job.base_url, api=job.api, api_key=job.api_key, keep_text=job.keep_text, make_fields=bodies.fields
+    )
+
+
+async def _serve(job: Job, transport: Transport) -> Outcome:
+    driver = Driver(transport, timeout_s=job.timeout_s)
+    await transport.open(job.places or 1 if job.claims is not None else 1, driver.finished)
+    _say(READY)
+    message = os.read(0, START.size)
+    if not message:
+        raise SystemExit
+    start = START.unpack(message)[0]
+    agenda = _agenda(job, start)
+    asyncio.get_running_loop().add_reader(0, driver.stop)
+    before = process_time()
+    await driver.run(agenda, start, lambda ended: _say(b"%d\n" % ended))
+    cpu_s, wall_s = process_time() - before, monotonic() - start
+    asyncio.get_running_loop().remove_reader(0)
+    await transport.close()
+    return Outcome(
+        records=driver.ledger.records(),
+        loop_lags_s=np.array(driver.loop_lags_s),
+        in_flight_area_s=driver.in_flight_area_s,
+        max_in_flight=driver.max_in_flight,
+        capped=agenda.capped,
+        cpu_s=cpu_s,
+        wall_s=wall_s,
+    )
+
+
+def _agenda(job: Job, start: float) -> Agenda:
+    follow, think_s = job.follow.tolist(), job.think_s.tolist()
+    if job.claims is not None:
+        assert job.places is not None
+        return ClosedLoop(job.claims, job.places, start, follow, think_s)
+    return OpenLoop(job.first.tolist(), (job.due + start).tolist(), job.places, follow, think_s)
+
+
+def _say(message: bytes) -> None:
+    # Fails if the parent is busy, then the next line says more, or gone, which standard input says too.
+    with contextlib.suppress(OSError):
+        os.write(1, message)

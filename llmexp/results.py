@@ -1,6 +1,7 @@
 """What runs and studies leave behind, typed: `summary.json` of a run, `study.json` of a study, other files
 by name."""
 
+import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -66,6 +67,7 @@ class RunResult(_Record):
     environment: Mapping[str, Any]  # hardware and software versions
     timings_s: Mapping[str, float]  # engine start-up, llmexp's own overhead, …
     config: Mapping[str, Any]  # the resolved config
+    files: Mapping[str, str] = {}  # SHA-256 of the folder's other files by name
     error: str | None = None
 
     def trace(self) -> pa.Table:
@@ -123,6 +125,15 @@ def load_run(folder: str | Path) -> RunResult:
     except ValidationError as error:
         raise ResultError(f"{path}: not a run summary ({_first(error)})") from None
     return summary.model_copy(update={"folder": Path(folder)})
+
+
+def is_intact(run: RunResult) -> bool:
+    """Whether the files of a run's folder are those that it wrote."""
+    return all(
+        (run.folder / name).is_file()
+        and hashlib.sha256((run.folder / name).read_bytes()).hexdigest() == sha256
+        for name, sha256 in run.files.items()
+    )
 
 
 def save_study(record: StudyRecord, folder: str | Path) -> None:

@@ -14,14 +14,15 @@ class ClosedLoop(Section):
     """
 
     kind: Literal["closed_loop"] = "closed_loop"
-    concurrency: PositiveInt = Field(16, description="requests in flight")
+    concurrency: PositiveInt = Field(default=16, description="requests in flight")
 
 
 class OpenLoop(Section):
     """Arrivals that do not wait for answers. Latency counts from when a request was due."""
 
     max_in_flight: PositiveInt | None = Field(
-        None, description="cap on requests in flight; a request that waits for it is counted as capped"
+        default=None,
+        description="cap on requests in flight; a request that waits for it is counted as capped",
     )
 
 
@@ -29,70 +30,75 @@ class Constant(OpenLoop):
     """Evenly spaced arrivals."""
 
     kind: Literal["constant"] = "constant"
-    rate: PositiveFloat = Field(4.0, description="requests per second")
+    rate: PositiveFloat = Field(default=4.0, description="requests per second")
 
 
 class Poisson(OpenLoop):
     """Independent arrivals: exponential gaps."""
 
     kind: Literal["poisson"] = "poisson"
-    rate: PositiveFloat = Field(4.0, description="requests per second, on average")
+    rate: PositiveFloat = Field(default=4.0, description="requests per second, on average")
 
 
 class Gamma(OpenLoop):
     """Gaps from a gamma distribution: burstier than Poisson below burstiness 1, smoother above."""
 
     kind: Literal["gamma"] = "gamma"
-    rate: PositiveFloat = Field(4.0, description="requests per second, on average")
-    burstiness: PositiveFloat = Field(0.5, description="shape of the gaps' gamma distribution; 1 is Poisson")
+    rate: PositiveFloat = Field(default=4.0, description="requests per second, on average")
+    burstiness: PositiveFloat = Field(
+        default=0.5, description="shape of the gaps' gamma distribution; 1 is Poisson"
+    )
 
 
 class Ramp(OpenLoop):
     """Arrivals whose rate changes linearly from the first request to the last."""
 
     kind: Literal["ramp"] = "ramp"
-    start_rate: PositiveFloat = Field(1.0, description="requests per second at the start")
-    end_rate: PositiveFloat = Field(8.0, description="requests per second at the end")
+    start_rate: PositiveFloat = Field(default=1.0, description="requests per second at the start")
+    end_rate: PositiveFloat = Field(default=8.0, description="requests per second at the end")
 
 
 class Trace(OpenLoop):
     """The workload's own arrival offsets."""
 
     kind: Literal["trace"] = "trace"
-    speed: PositiveFloat = Field(1.0, description="2 replays the trace in half its time")
+    speed: PositiveFloat = Field(default=1.0, description="2 replays the trace in half its time")
 
 
 LoadConfig = Annotated[
-    ClosedLoop | Constant | Poisson | Gamma | Ramp | Trace, Field(discriminator="kind")
-]  # fmt: skip
+    ClosedLoop | Constant | Poisson | Gamma | Ramp | Trace,
+    Field(discriminator="kind"),
+]
 
 
 class ClientConfig(Section):
     """The load generator."""
 
     transport: Literal["lean", "openai"] = Field(
-        "lean", description="lean: our own streaming HTTP client; openai: the openai package, as a reference"
+        default="lean",
+        description="lean: our own streaming HTTP client; openai: the openai package, as a reference",
     )
     api: Literal["completions", "chat"] = Field(
-        "completions", description="/v1/completions or /v1/chat/completions"
+        default="completions", description="/v1/completions or /v1/chat/completions"
     )
     prompt: Literal["ids", "text"] = Field(
-        "ids", description="send token ids, or the workload's prompt_text column; chat always sends text"
+        default="ids",
+        description="send token ids, or the workload's prompt_text column; chat always sends text",
     )
-    workers: PositiveInt | Literal["auto"] = Field(1, description="client processes")
+    workers: PositiveInt | Literal["auto"] = Field(default=1, description="client processes")
     timeout_s: PositiveFloat = Field(
-        600.0, description="longest time a request may take, from when it was due"
+        default=600.0, description="longest time a request may take, from when it was due"
     )
-    ignore_eos: bool = Field(True, description="generate exactly the asked number of tokens")
-    temperature: float = Field(0.0, ge=0)
-    seed: NonNegativeInt = Field(0, description="sampling seed sent to the engine")
+    ignore_eos: bool = Field(default=True, description="generate exactly the asked number of tokens")
+    temperature: float = Field(default=0.0, ge=0)
+    seed: NonNegativeInt = Field(default=0, description="sampling seed sent to the engine")
 
 
 class SloConfig(Section):
     """Service level objectives; goodput counts the requests that meet all that are set."""
 
-    ttft_ms: PositiveFloat | None = Field(None, description="longest time to first token")
+    ttft_ms: PositiveFloat | None = Field(default=None, description="longest time to first token")
     tpot_ms: PositiveFloat | None = Field(
-        None, description="longest mean time per output token after the first"
+        default=None, description="longest mean time per output token after the first"
     )
-    e2e_ms: PositiveFloat | None = Field(None, description="longest time from due to last token")
+    e2e_ms: PositiveFloat | None = Field(default=None, description="longest time from due to last token")

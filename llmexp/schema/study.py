@@ -45,8 +45,10 @@ class Claim(Section):
 class StudyConfig(Section):
     """All runs that answer one question."""
 
-    name: str = Field(
-        "study", pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$", description="name of the study and of its folder"
+    name: str | None = Field(
+        None,
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$",
+        description="name of the study and of its folder, by which it is resumed; null: the time of its start",
     )
     trials: PositiveInt = Field(
         1, description="independent engine launches per arm and cell; intervals need 3"

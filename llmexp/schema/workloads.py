@@ -78,4 +78,75 @@ class UniquePrefix(Section):
     seed: Seed = 0
 
 
-WorkloadConfig = Annotated[SharedPrefix | UniquePrefix, Field(discriminator="kind")]
+class Custom(Section):
+    """Your own requests, from JSON Lines or from a workload that llmexp saved as Parquet.
+
+    A line is an object with one of `prompt` (text), `token_ids` or `messages` (chat), and optionally
+    `output_tokens`, `arrival_s` (on every line or on none), `priority`, `deadline_s`, `conversation` and
+    `think_s`.
+    """
+
+    kind: Literal["custom"] = "custom"
+    path: str = Field(description="a .jsonl file, or a .parquet file of a saved workload")
+    output_tokens: PositiveInt = Field(128, description="where a line does not say")
+    order: Literal["file", "shuffled"] = Field("file", description="shuffled cannot go with arrivals")
+    limit: PositiveInt | None = Field(None, description="keep only the first requests of the file")
+    seed: Seed = 0
+
+
+class _Trace(Section):
+    path: str = Field(description="the trace file")
+    speed: PositiveFloat = Field(1.0, description="2 makes all gaps between arrivals half as long")
+    limit: PositiveInt | None = Field(None, description="keep only the first requests")
+    scale_lengths: PositiveFloat = Field(1.0, description="factor on all lengths, for small machines")
+    seed: Seed = 0
+
+
+class Mooncake(_Trace):
+    """A trace with block hashes: JSON Lines of timestamp (ms), input_length, output_length, hash_ids.
+
+    Equal ids become equal tokens, so prefixes are shared as they were in production.
+    """
+
+    kind: Literal["mooncake"] = "mooncake"
+    block_tokens: PositiveInt = Field(
+        512, ge=2, description="tokens that one hash id stands for in the trace"
+    )
+
+
+class Azure(_Trace):
+    """A trace of arrivals and lengths: CSV with TIMESTAMP, ContextTokens, GeneratedTokens. Nothing is shared."""
+
+    kind: Literal["azure"] = "azure"
+
+
+class _Dataset(Section):
+    path: str = Field(description="CSV of token lengths, or the data set's original JSON")
+    content: Literal["random", "text"] = Field(
+        "random", description="random tokens of the data set's lengths, or (JSON only) its texts"
+    )
+    prompt_column: str | None = Field(None, description="CSV column of prompt lengths; null: the first")
+    output_column: str | None = Field(None, description="CSV column of output lengths; null: the second")
+    num_requests: PositiveInt | None = Field(256, description="requests in a round, sampled; null: all")
+    min_tokens: PositiveInt = Field(4, description="leave out rows with a shorter prompt or answer")
+    max_prompt_tokens: PositiveInt | None = Field(1024, description="leave out rows with a longer prompt")
+    max_total_tokens: PositiveInt | None = Field(2048, description="leave out rows longer in sum")
+    seed: Seed = 0
+
+
+class ShareGpt(_Dataset):
+    """First turns of ShareGPT conversations and the lengths of their answers."""
+
+    kind: Literal["sharegpt"] = "sharegpt"
+
+
+class Alpaca(_Dataset):
+    """Alpaca's instructions in their template, and the lengths of their answers."""
+
+    kind: Literal["alpaca"] = "alpaca"
+
+
+WorkloadConfig = Annotated[
+    SharedPrefix | UniquePrefix | Custom | Mooncake | Azure | ShareGpt | Alpaca,
+    Field(discriminator="kind"),
+]

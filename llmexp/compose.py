@@ -1,0 +1,88 @@
+"""From command-line overrides to a config: where conf/ is, what `gpu=auto` means, and errors in plain words."""
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from llmexp import hardware
+from llmexp.errors import ConfigError
+from llmexp.schema.config import Config, keys, nearest, register_defaults, validate
+
+
+def conf_dir() -> Path:
+    """The folder of config files: inside the package when installed, at the repository's root in a checkout."""
+    package = Path(__file__).parent
+    installed = package / "conf"
+    return installed if installed.is_dir() else package.parent / "conf"
+
+
+def compose(overrides: Sequence[str]) -> Config:
+    """The config that a command line with these overrides runs.
+
+    Raises ConfigError that names the key, what it got and what is accepted.
+    """
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
+
+    register_defaults()
+    with plain_words():
+        GlobalHydra.instance().clear()
+        with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+            return resolve(hydra_compose("config", overrides=open_keys(overrides)))
+
+
+def open_keys(overrides: Sequence[str]) -> list[str]:
+    """Lets `engine.args.NAME=` and `engine.env.NAME=` add keys, which Hydra asks a `+` for."""
+    return [re.sub(r"^(?=engine\.(args|env)\.)", "++", override) for override in overrides]
+
+
+def resolve(composed: DictConfig) -> Config:
+    """A composed config with the device filled in, checked against the schema."""
+    if OmegaConf.select(composed, "gpu.device") == "auto":
+        composed = composed.copy()
+        found = OmegaConf.load(conf_dir() / "gpu" / f"{_device()}.yaml")
+        asked = {key: value for key, value in composed.gpu.items() if value is not None and key not in ("name", "device")}
+        with open_dict(composed):
+            composed.gpu = OmegaConf.merge(found, asked)
+    return validate(composed)
+
+
+def _device() -> str:
+    devices = hardware.gpus()
+    if not devices:
+        return "cpu"
+    if devices[0].group is None:
+        raise ConfigError(
+            f"gpu: got auto; found {devices[0].name}, which no file of conf/gpu describes: name the nearest with gpu="
+        )
+    return devices[0].group
+
+
+@contextmanager
+def plain_words() -> Iterator[None]:
+    """Turns Hydra's errors about overrides and files into ConfigErrors that say what is accepted."""
+    from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        yield
+    except MissingConfigException as error:
+        if not error.missing_cfg_file:
+            raise ConfigError(str(error)) from None
+        group, _, value = error.missing_cfg_file.rpartition("/")
+        options = [str(option) for option in error.options or ()]
+        raise ConfigError(
+            f"{group}: got {value!r}; accepted is {', '.join(options)}{nearest(value, options)}"
+        ) from None
+    except ConfigCompositionException as error:
+        unknown = re.search(r"Could not override '([^']+)'", str(error))
+        cause = error.__cause__
+        if unknown and not (isinstance(cause, OmegaConfBaseException) and "not in struct" not in str(cause)):
+            raise ConfigError(f"{unknown[1]}: no such key{nearest(unknown[1], list(keys()))}") from None
+        raise ConfigError(f"{error} {cause or ''}".strip()) from None
+    except HydraException as error:
+        raise ConfigError(str(error)) from None

@@ -1,0 +1,90 @@
+"""One engine a device: locks that keep every llmexp process of this host off a device in use."""
+
+import fcntl
+import getpass
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import IO
+
+from llmexp import hardware
+from llmexp.errors import EngineError
+from llmexp.hardware import Gpu
+
+_POLL_S = 0.5
+FOREIGN_MEMORY_BYTES = 1 << 30  # a driver and a display take less; an engine of somebody else takes more
+_RELEASE_TIMEOUT_S = 60.0
+
+
+@contextmanager
+def claim(device: str, count: int, wait_s: float) -> Iterator[tuple[Gpu, ...]]:
+    """Holds `count` free GPUs (device "cuda"), or the CPU, for one engine; waits while others hold them.
+
+    Yields the GPUs claimed, none for the CPU. Raises EngineError after `wait_s`, or if a GPU is in use by a
+    process that holds no claim.
+    """
+    usable: dict[str, Gpu | None] = {"cpu": None}
+    if device == "cuda":
+        usable = {gpu.uuid: gpu for gpu in visible_gpus()}
+        if len(usable) < count:
+            raise EngineError(f"gpu.tensor_parallel_size: got {count}; {len(usable)} GPUs are visible here")
+    else:
+        count = 1
+    deadline = time.monotonic() + wait_s
+    while True:
+        with ExitStack() as held:
+            taken: list[str] = []
+            for name in usable:
+                if len(taken) < count and _take(held, name):
+                    taken.append(name)
+            if len(taken) == count:
+                claimed = tuple(gpu for name in taken if (gpu := usable[name]) is not None)
+                _refuse_foreign_use(claimed)
+                yield claimed
+                return
+        if time.monotonic() > deadline:
+            raise EngineError(f"{device}: {len(taken)} of {count} free after {wait_s:.0f} s; other runs hold the rest")
+        time.sleep(_POLL_S)
+
+
+def visible_gpus() -> tuple[Gpu, ...]:
+    """The GPUs that CUDA_VISIBLE_DEVICES leaves, in its order; all of them where it is unset."""
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is None:
+        return hardware.gpus()
+    by_name = {key: gpu for gpu in hardware.gpus() for key in (str(gpu.index), gpu.uuid)}
+    return tuple(by_name[key] for part in chosen.split(",") if (key := part.strip()) in by_name)
+
+
+def _take(held: ExitStack, name: str) -> bool:
+    path = Path(tempfile.gettempdir()) / f"llmexp-{getpass.getuser()}-{name}.lock"
+    handle: IO[str] = held.enter_context(path.open("w"))
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _refuse_foreign_use(gpus: Sequence[Gpu]) -> None:
+    for gpu in gpus:
+        if (used := hardware.used_memory_bytes(gpu)) > FOREIGN_MEMORY_BYTES:
+            raise EngineError(
+                f"GPU {gpu.index} ({gpu.name}): {used / 2**30:.1f} GiB are in use by another process; "
+                "end it, or choose another device with CUDA_VISIBLE_DEVICES"
+            )
+
+
+def wait_until_free(gpus: Sequence[Gpu]) -> None:
+    """Waits until the memory of an engine that has ended is back.
+
+    Raises EngineError if it is not back within a minute.
+    """
+    deadline = time.monotonic() + _RELEASE_TIMEOUT_S
+    while any(hardware.used_memory_bytes(gpu) > FOREIGN_MEMORY_BYTES for gpu in gpus):
+        if time.monotonic() > deadline:
+            raise EngineError(f"GPU memory is still in use {_RELEASE_TIMEOUT_S:.0f} s after the engine ended")
+        time.sleep(_POLL_S)

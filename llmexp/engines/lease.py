@@ -1,0 +1,73 @@
+"""Engines that outlast a run: consecutive runs that need an equal engine share one launch."""
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from llmexp.engines import vllm_server
+from llmexp.engines.vllm_server import VllmServer
+from llmexp.models import Model
+from llmexp.results import ENGINE_LOG
+from llmexp.schema.config import Config
+
+
+class EngineLease:
+    """Holds at most one running engine. `launch_s` counts the time spent on launches."""
+
+    def __init__(self, keep: bool) -> None:
+        """`keep` leaves the engine running after a run, for the next one that needs an equal engine."""
+        self.launches = 0
+        self.launch_s = 0.0
+        self._keep = keep
+        self._engine: VllmServer | None = None
+        self._key: object = None
+
+    @contextmanager
+    def engine(
+        self, config: Config, model: Model, folder: Path, while_starting: Callable[[], None]
+    ) -> Iterator[tuple[VllmServer, bool]]:
+        """An engine for a run, and whether it ran before. Its log is in `folder` once the run has ended."""
+        key = launch_key(config, model)
+        if self._engine is not None and (key != self._key or self._engine.process.exit_code is not None):
+            self.close()
+        reused = self._engine is not None
+        if self._engine is None:
+            self._engine = vllm_server.start(config, model, folder, while_starting)
+            self._key = key
+            self.launches += 1
+            self.launch_s += self._engine.launch_s
+        else:
+            while_starting()
+        try:
+            yield self._engine, reused
+        except BaseException:
+            self._leave(folder, keep=False)
+            raise
+        self._leave(folder, keep=self._keep)
+
+    def _leave(self, folder: Path, keep: bool) -> None:
+        assert self._engine is not None
+        log = self._engine.process.log
+        if not keep:
+            self.close()
+        if log != folder / ENGINE_LOG:
+            shutil.copyfile(log, folder / ENGINE_LOG)
+
+    def close(self) -> None:
+        """Stops the engine, if one runs."""
+        if self._engine is not None:
+            engine, self._engine = self._engine, None
+            engine.stop()
+
+
+def launch_key(config: Config, model: Model) -> object:
+    """Equal for runs that may share a launch: same arguments and environment, and the same trial."""
+    engine = config.engine
+    return (
+        config.run.trial,
+        engine.python,
+        engine.port,
+        tuple(vllm_server.arguments(config, model)),
+        tuple(sorted(engine.env.items())),
+    )

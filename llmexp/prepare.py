@@ -1,0 +1,72 @@
+"""Everything about a run that is settled before an engine starts: what is sent, to what, and where it is kept."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Any
+
+from llmexp import fingerprint, hardware, models
+from llmexp.engines import vllm_server
+from llmexp.errors import ConfigError
+from llmexp.models import Model
+from llmexp.schema.config import Config
+from llmexp.workloads.build import build
+from llmexp.workloads.workload import Workload
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """A run that can start. `fingerprint` hashes all that can change its numbers."""
+
+    config: Config
+    study: str
+    name: str
+    folder: Path
+    model: Model
+    workload: Workload
+    environment: Mapping[str, Any]
+    fingerprint: str
+    duration_s: float
+
+
+def prepare(config: Config) -> Preparation:
+    """Checks a config against engine, disk and model, and builds what is sent.
+
+    Raises ConfigError or WorkloadError.
+    """
+    started = time.monotonic()
+    vllm_server.check(config)
+    _require_writable(Path(config.runs_dir))
+    study = config.study.name or timestamp()
+    name = config.run.name or f"cache-{config.cache.name}.max_num_seqs-{config.max_num_seqs}"
+    model = models.locate(config.model)
+    workload = build(config.workload, model)
+    environment = hardware.environment()
+    return Preparation(
+        config=config,
+        study=study,
+        name=name,
+        folder=Path(config.runs_dir).absolute() / study / name,
+        model=model,
+        workload=workload,
+        environment=environment,
+        fingerprint=fingerprint.of(config, model, workload.sha256, environment),
+        duration_s=time.monotonic() - started,
+    )
+
+
+def timestamp() -> str:
+    """The name of a study that was given none."""
+    return datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
+
+
+def _require_writable(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ConfigError(f"runs_dir: got {str(folder)!r}, which cannot be written ({error.strerror})") from None

@@ -1,0 +1,133 @@
+"""How a run is kept: the parts that reach the disk as it goes, then its folder and its MLflow run as a whole."""
+
+import hashlib
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Literal
+
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from llmexp import results, tracking
+from llmexp.client.records import TRACE_SCHEMA
+from llmexp.engines.sampling import Sample
+from llmexp.measure.requests import request_measures
+from llmexp.prepare import Preparation
+from llmexp.results import Percentile, RoundResult, RunResult
+from llmexp.workloads import store
+from llmexp.workloads.audit import Audit
+
+_PART = "requests-{}.parquet"
+_HASHED = (results.CONFIG, results.WORKLOAD, results.TRACE, results.COUNTERS)
+
+
+@dataclass
+class SoFar:
+    """What a run has come to; it grows as the run goes, so that an interruption loses nothing."""
+
+    audit: Audit | None = None
+    rounds: list[RoundResult] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)
+    timings_s: dict[str, float] = field(default_factory=dict)
+    engine: dict[str, Any] = field(default_factory=dict)
+    tracked: tracking.TrackedRun | None = None
+
+
+def part(folder: Path, index: int) -> Path:
+    """The file that holds the trace of one round until the run has ended."""
+    return folder / _PART.format(index)
+
+
+def clear(folder: Path) -> None:
+    """Makes the run's folder, or empties it of an earlier attempt's files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in folder.iterdir():
+        if file.is_file():
+            file.unlink()
+
+
+def record(
+    plan: Preparation, so_far: SoFar, status: Literal["complete", "failed", "killed"], error: str | None
+) -> RunResult:
+    """Puts everything on disk, then in MLflow."""
+    began = time.monotonic()
+    config, folder = plan.config, plan.folder
+    trace = _merge_parts(folder)
+    if so_far.samples:
+        pq.write_table(pa.Table.from_pylist(so_far.samples), folder / results.COUNTERS)
+    if so_far.audit is not None:
+        described = store.describe(plan.workload, so_far.audit)
+        (folder / results.WORKLOAD).write_bytes(orjson.dumps(described, option=orjson.OPT_INDENT_2))
+    good = [item for item in so_far.rounds if item.valid] or so_far.rounds
+    measures, percentiles = over_rounds(plan, trace, good)
+    reasons = tuple(
+        f"round {item.index}: {reason}" for item in so_far.rounds for reason in item.invalid_reasons
+    )
+    result = RunResult(
+        study=plan.study,
+        name=plan.name,
+        folder=folder,
+        status=status,
+        valid=status == "complete" and not reasons,
+        invalid_reasons=reasons if status == "complete" else (*reasons, f"{status}: {error}"),
+        simulated=False,
+        arm=config.run.arm or config.cache.name,
+        cell=config.run.cell,
+        trial=config.run.trial,
+        position=config.run.position,
+        seed=config.seed,
+        fingerprint=plan.fingerprint,
+        workload_sha256=plan.workload.sha256,
+        measures=measures,
+        percentiles=percentiles,
+        rounds=tuple(so_far.rounds),
+        engine=so_far.engine,
+        environment=plan.environment,
+        timings_s={**so_far.timings_s, "record": time.monotonic() - began},
+        config=config.model_dump(mode="json"),
+        files=_hashes(folder),
+        error=error,
+    )
+    results.save_run(result)
+    if so_far.tracked is not None:
+        tracking.finish_run(so_far.tracked, result)
+    return result
+
+
+def over_rounds(
+    plan: Preparation, trace: pa.Table, rounds: Sequence[RoundResult]
+) -> tuple[dict[str, float], Mapping[str, Percentile]]:
+    """Measures over several rounds: of requests, from all their requests together; of the engine, the mean."""
+    if not rounds:
+        return {}, {}
+    chosen = trace.filter(pc.is_in(trace.column("round"), pa.array([item.index for item in rounds], pa.int32())))
+    pooled, percentiles = request_measures(chosen, plan.config.slo)
+    by_round = {name for item in rounds for name in item.measures} - pooled.keys() - percentiles.keys()
+    means = {
+        name: fmean(item.measures[name] for item in rounds if name in item.measures) for name in by_round
+    }
+    return {**pooled, **means}, percentiles
+
+
+def _merge_parts(folder: Path) -> pa.Table:
+    """Joins the rounds' traces into one file, which stands before the parts go."""
+    parts = sorted(folder.glob(_PART.format("*")), key=lambda path: int(path.stem.rpartition("-")[2]))
+    tables = [pq.read_table(path).cast(TRACE_SCHEMA) for path in parts]
+    trace = pa.concat_tables(tables) if tables else TRACE_SCHEMA.empty_table()
+    pq.write_table(trace, folder / results.TRACE)
+    for path in parts:
+        path.unlink()
+    return trace
+
+
+def _hashes(folder: Path) -> dict[str, str]:
+    return {
+        name: hashlib.sha256((folder / name).read_bytes()).hexdigest()
+        for name in _HASHED
+        if (folder / name).exists()
+    }

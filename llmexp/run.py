@@ -1,0 +1,67 @@
+"""One run, told from start to end: prepare, launch, warm up, replay in rounds, record."""
+
+import time
+from contextlib import ExitStack
+from dataclasses import asdict
+
+import psutil
+import yaml
+
+from llmexp import results, tracking
+from llmexp.engines.lease import EngineLease
+from llmexp.measure.contract import expect
+from llmexp.prepare import Preparation, prepare
+from llmexp.progress import phase
+from llmexp.record import SoFar, clear, record
+from llmexp.results import RunResult
+from llmexp.rounds import one_round, send_warm_up
+from llmexp.schema.config import Config
+from llmexp.workloads.audit import audit
+
+_DEFAULT_BLOCK_SIZE = 16  # vLLM's on a GPU
+
+
+def run(config: Config, lease: EngineLease | None = None) -> RunResult:
+    """Runs one config and returns what was measured; its folder and its MLflow run hold the same.
+
+    Raises ConfigError or WorkloadError before anything starts. A later failure or interruption is raised
+    again once everything measured until then is on disk and in MLflow.
+    """
+    plan = prepare(config)
+    clear(plan.folder)
+    (plan.folder / results.CONFIG).write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
+    so_far = SoFar()
+    so_far.timings_s["prepare"] = plan.duration_s
+    so_far.timings_s["process_to_launch"] = time.time() - psutil.Process().create_time()
+    try:
+        _measure(plan, lease or EngineLease(keep=False), so_far)
+    except BaseException as failure:
+        interrupted = isinstance(failure, KeyboardInterrupt)
+        record(plan, so_far, "killed" if interrupted else "failed", str(failure) or type(failure).__name__)
+        raise
+    return record(plan, so_far, "complete", None)
+
+
+def _measure(plan: Preparation, lease: EngineLease, so_far: SoFar) -> None:
+    config, workload = plan.config, plan.workload
+
+    def while_starting() -> None:
+        so_far.audit = audit(workload, config.kv.block_size or _DEFAULT_BLOCK_SIZE)
+        if config.tracking.enabled:
+            so_far.tracked = tracking.start_run(config, plan.study, plan.name)
+
+    with ExitStack() as stack:
+        asked = time.monotonic()
+        with phase(f"{plan.name}: engine {config.engine.kind}, model {plan.model.name}"):
+            engine, reused = stack.enter_context(lease.engine(config, plan.model, plan.folder, while_starting))
+        so_far.timings_s["engine_start"] = 0.0 if reused else time.monotonic() - asked
+        so_far.engine = {**asdict(engine.facts), "reused": reused}
+        if so_far.audit is None or engine.facts.block_size not in (None, so_far.audit.block_size):
+            so_far.audit = audit(workload, engine.facts.block_size or _DEFAULT_BLOCK_SIZE)
+        began = time.monotonic()
+        overlap_blocks = send_warm_up(plan, engine, so_far.audit)
+        so_far.timings_s["warm_up"] = time.monotonic() - began
+        expectation = expect(config, so_far.audit, engine.facts.num_gpu_blocks)
+        for index in range(config.rounds):
+            one_round(plan, engine, expectation, overlap_blocks, index, so_far)
+        so_far.timings_s["rounds"] = time.monotonic() - began - so_far.timings_s["warm_up"]

@@ -1,0 +1,85 @@
+"""Config of what answers: model, hardware, KV budget, prefix cache and engine."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+
+from llmexp.schema.section import Section
+
+Dtype = Literal["auto", "float32", "float16", "bfloat16"]
+
+
+class ModelConfig(Section):
+    """Which weights. The first of `path`, `package`, `hub_id` that is set and present is used."""
+
+    name: str = Field(description="short name, used in tables")
+    path: str | None = Field(None, description="model folder, or a Hub id")
+    package: str | None = Field(None, description="installed Python package that holds the weights as GGUF")
+    hub_id: str | None = Field(None, description="repository on the Hugging Face Hub")
+    revision: str | None = Field(None, description="commit or tag of the Hub repository")
+    generated: Literal["tiny_llama"] | None = Field(None, description="a model made on this machine, for tests")
+    load_format: Literal["auto", "safetensors", "dummy"] = Field("auto", description="dummy: random weights")
+    max_model_len: PositiveInt | None = Field(None, description="longest prompt plus output; null: the model's")
+    trust_remote_code: bool = Field(False, description="run code that the model's repository brings")
+
+
+class GpuConfig(Section):
+    """The device, with its datasheet where one is known."""
+
+    name: str
+    device: Literal["auto", "cuda", "cpu"]
+    dtype: Dtype | None = None
+    block_size: PositiveInt | None = Field(None, description="the device's usual KV block, in tokens")
+    tensor_parallel_size: PositiveInt = 1
+    enforce_eager: bool | None = Field(None, description="skip torch.compile and CUDA graphs")
+    kv_cache_bytes: PositiveInt | None = Field(None, description="KV cache where `kv` sets no budget; null: vLLM's")
+    memory_bytes: PositiveInt | None = Field(None, description="device memory, by the datasheet")
+    bandwidth_bytes_per_s: PositiveFloat | None = Field(None, description="device memory bandwidth, by the datasheet")
+    flops_per_s: PositiveFloat | None = Field(None, description="dense matrix rate at 16 bits, by the datasheet")
+    cost_per_hour: NonNegativeFloat | None = Field(None, description="price of one device, in any currency")
+
+
+class KvConfig(Section):
+    """How much KV cache the engine has. At most one of the three budgets should be set."""
+
+    gpu_memory_utilization: float | None = Field(None, gt=0, le=1, description="share of device memory to use")
+    cache_memory_bytes: PositiveInt | None = Field(None, description="size of the KV cache")
+    num_blocks: PositiveInt | None = Field(None, ge=2, description="number of KV blocks; block 0 is reserved")
+    block_size: PositiveInt | None = Field(None, description="tokens in a KV block")
+    dtype: Literal["auto", "fp8", "fp8_e4m3", "fp8_e5m2", "bfloat16"] = "auto"
+
+
+class CacheConfig(Section):
+    """Prefix caching: on, off, or on with a salt of its own for every request (the machinery without reuse)."""
+
+    name: Literal["on", "off", "salted"]
+    enable_prefix_caching: bool
+    salt_requests: bool = False
+
+
+class VllmServer(Section):
+    """A vLLM OpenAI server of our own, started for the run and bound to loopback."""
+
+    kind: Literal["vllm_server"] = "vllm_server"
+    port: int | None = Field(None, ge=1024, le=65535, description="null: a free one")
+    python: str | None = Field(None, description="interpreter that has vLLM; null: this one")
+    ready_timeout_s: PositiveFloat = Field(900.0, description="longest wait for the server to answer")
+    stop_timeout_s: PositiveFloat = Field(30.0, description="from SIGTERM to SIGKILL")
+    sample_interval_s: PositiveFloat = Field(1.0, description="between two reads of the server's gauges")
+    args: dict[str, str | int | float | bool | None] = Field(
+        default_factory=dict, description="further arguments by vLLM's names, e.g. engine.args.swap_space=0"
+    )
+    env: dict[str, str] = Field(default_factory=dict, description="further environment variables of the server")
+
+
+EngineConfig = VllmServer
+
+
+class SchedulerConfig(Section):
+    """vLLM's scheduler settings beside max_num_seqs, under vLLM's names; null: vLLM's default."""
+
+    max_num_batched_tokens: PositiveInt | None = None
+    enable_chunked_prefill: bool | None = None
+    long_prefill_token_threshold: Annotated[int, Field(ge=0)] = 0
+    policy: Literal["fcfs", "priority"] = "fcfs"
+    async_scheduling: bool | None = None

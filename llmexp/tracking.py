@@ -1,0 +1,185 @@
+"""MLflow: one store, one parent run a study, one child a run. Nothing here runs while requests are in flight."""
+
+import fcntl
+import logging
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llmexp.errors import ConfigError
+from llmexp.results import RunResult
+from llmexp.schema.config import Config, TrackingConfig
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+_STATUS = {"complete": "FINISHED", "failed": "FAILED", "killed": "KILLED"}
+_LONGEST_TAG = 5000
+
+
+@dataclass(frozen=True)
+class TrackedRun:
+    """An open MLflow run."""
+
+    client: "MlflowClient"
+    run_id: str
+
+
+def store_uri(config: TrackingConfig) -> str:
+    """The tracking URI: the server's, or the absolute one of the SQLite store under `dir`."""
+    return config.uri or f"sqlite:///{Path(config.dir).absolute() / 'mlflow.db'}"
+
+
+def ui_command(config: TrackingConfig) -> str:
+    """The shell command that shows this store in a browser."""
+    if config.uri:
+        return f"open {config.uri}"
+    return f"mlflow ui --backend-store-uri {store_uri(config)}"
+
+
+def open_store(config: TrackingConfig) -> tuple["MlflowClient", str]:
+    """A client and the experiment's id. A new SQLite store is made by one process while others wait.
+
+    Raises ConfigError if the store cannot be written or reached.
+    """
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
+    for noisy in ("alembic", "mlflow", "mlflow.store.db.utils"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+    from mlflow import MlflowClient
+    from mlflow.exceptions import MlflowException
+
+    try:
+        if config.uri is not None:
+            client = MlflowClient(config.uri)
+            return client, _experiment(client, config.experiment, None)
+        folder = Path(config.dir).absolute()
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / ".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            client = MlflowClient(store_uri(config))
+            return client, _experiment(client, config.experiment, (folder / "artifacts").as_uri())
+    except OSError as error:
+        raise ConfigError(f"tracking.dir: got {config.dir!r}, which cannot be written ({error.strerror})") from None
+    except MlflowException as error:
+        raise ConfigError(f"tracking.uri: got {config.uri!r}; {str(error).splitlines()[0]}") from None
+
+
+def _experiment(client: "MlflowClient", name: str, artifacts: str | None) -> str:
+    found = client.get_experiment_by_name(name)
+    return str(found.experiment_id if found else client.create_experiment(name, artifacts))
+
+
+def start_study(config: Config, name: str, command: str) -> TrackedRun:
+    """Opens the parent run of a study, the one it had before if it is resumed."""
+    client, experiment = open_store(config.tracking)
+    same = f"tags.`llmexp.kind` = 'study' and tags.`llmexp.study` = '{name}'"
+    for earlier in client.search_runs([experiment], same, max_results=1):
+        client.update_run(earlier.info.run_id, status="RUNNING")
+        return TrackedRun(client, earlier.info.run_id)
+    tags = {"llmexp.kind": "study", "llmexp.study": name, "llmexp.command": command}
+    return TrackedRun(client, client.create_run(experiment, run_name=name, tags=tags).info.run_id)
+
+
+def start_run(config: Config, study: str, name: str) -> TrackedRun:
+    """Opens the run of a job, under its study's parent where it has one; an earlier attempt is deleted."""
+    from mlflow.entities import Param
+
+    client, experiment = open_store(config.tracking)
+    tags = {"llmexp.kind": "run", "llmexp.study": study, "llmexp.trial": str(config.run.trial)}
+    if config.run.parent_run_id:
+        tags["mlflow.parentRunId"] = config.run.parent_run_id
+        same = f"tags.`mlflow.parentRunId` = '{config.run.parent_run_id}' and attributes.run_name = '{name}'"
+        for earlier in client.search_runs([experiment], same):
+            client.delete_run(earlier.info.run_id)
+    run_id = client.create_run(experiment, run_name=name, tags=tags).info.run_id
+    client.log_batch(run_id, params=[Param(key, value) for key, value in parameters(config).items()])
+    return TrackedRun(client, run_id)
+
+
+def parameters(config: Config) -> dict[str, str]:
+    """What identifies a run among its siblings, under the names of the command line; unset knobs are left out."""
+    values: dict[str, Any] = {
+        "model": config.model.name,
+        "gpu": config.gpu.name,
+        "cache": config.cache.name,
+        "workload": config.workload.kind,
+        "load": config.load.kind,
+        "engine": config.engine.kind,
+        "max_num_seqs": config.max_num_seqs,
+        "rounds": config.rounds,
+        "seed": config.seed,
+        "arm": config.arm,
+        "trial": config.run.trial,
+        "gpu.dtype": config.gpu.dtype,
+        "gpu.tensor_parallel_size": config.gpu.tensor_parallel_size,
+        **_leaves("kv", config.kv),
+        **_leaves("workload", config.workload),
+        **_leaves("load", config.load),
+        **_leaves("scheduler", config.scheduler),
+        **_leaves("slo", config.slo),
+        **config.run.cell,
+    }
+    return {key: str(value) for key, value in values.items() if value is not None}
+
+
+def _leaves(prefix: str, section: Any) -> dict[str, Any]:
+    plain = (str, int, float, bool)
+    return {
+        f"{prefix}.{key}": value
+        for key, value in section.model_dump().items()
+        if isinstance(value, plain) and key != "kind"
+    }
+
+
+def finish_run(run: TrackedRun, result: RunResult) -> None:
+    """Logs a run's measures, one step a round, and its files, and closes it."""
+    from mlflow.entities import Metric
+
+    now = int(time.time() * 1000)
+    per_round = [
+        Metric(f"round/{name}", value, now, item.index)
+        for item in result.rounds
+        for name, value in item.measures.items()
+    ]
+    overall = [Metric(name, value, now, 0) for name, value in result.measures.items()]
+    seconds = [Metric(f"time/{name}_s", value, now, 0) for name, value in result.timings_s.items()]
+    metrics = [*overall, *per_round, *seconds]
+    for start in range(0, len(metrics), 1000):  # the most that one batch may hold
+        run.client.log_batch(run.run_id, metrics=metrics[start : start + 1000])
+    set_tags(
+        run,
+        {
+            "llmexp.valid": str(result.valid).lower(),
+            "llmexp.invalid_reasons": "; ".join(result.invalid_reasons),
+            "llmexp.arm": result.arm,
+            "llmexp.fingerprint": result.fingerprint,
+            "llmexp.simulated": str(result.simulated).lower(),
+            "llmexp.workload_sha256": result.workload_sha256,
+        },
+    )
+    run.client.log_artifacts(run.run_id, str(result.folder))
+    run.client.set_terminated(run.run_id, _STATUS[result.status])
+
+
+def finish_study(run: TrackedRun, status: str, note: str, folder: Path) -> None:
+    """Puts the study's table on the parent's page, its files beside it, and closes it."""
+    set_tags(run, {"mlflow.note.content": note})
+    for file in sorted(path for path in folder.iterdir() if path.is_file()):
+        run.client.log_artifact(run.run_id, str(file))
+    run.client.set_terminated(run.run_id, _STATUS[status])
+
+
+def close_study(run: TrackedRun, status: str) -> None:
+    """Closes the parent run of a study that did not get to its report."""
+    run.client.set_terminated(run.run_id, _STATUS[status])
+
+
+def set_tags(run: TrackedRun, tags: Mapping[str, str]) -> None:
+    """Sets tags in one request, cut to what MLflow stores."""
+    from mlflow.entities import RunTag
+
+    run.client.log_batch(run.run_id, tags=[RunTag(key, value[:_LONGEST_TAG]) for key, value in tags.items()])

@@ -134,7 +134,7 @@ def run(requests: Requests, settings: Settings, cost: StepCost, max_concurrency:
     if status != DONE:
         reason = REASONS[status]
         raise standstill(reason, now_s, duration_s, int(seqs.size[0]), waiting, int(pool.num_free[0]))
-    return Tables(*tables[:4], spans=sorted_spans(tables[4]))
+    return Tables(*tables[:-1], sorted_spans(tables[-1]))  # type: ignore[call-arg]
 
 
 def _pool(num_blocks: int, requests: Requests) -> Pool:
@@ -349,27 +349,30 @@ def _leave(pool: Pool, seqs: Seqs, position: int) -> None:
 
 @_compiled
 def _continue_running(limits: Limits, pool: Pool, seqs: Seqs, waiting: Heap, cap: int, row: Ints) -> int:
-    budget = int(limits.max_num_batched_tokens)
+    block_size, budget = limits.block_size, int(limits.max_num_batched_tokens)
+    # what the loop reads for every token, out of the tuples: each access through them counts references
+    running, size, scheduled, num_free = seqs.running, seqs.size, seqs.num_new, pool.num_free
+    num_tokens, computed, num_blocks = seqs.num_tokens, seqs.num_computed, seqs.num_blocks
     k = 0
-    while k < seqs.size[0] and budget > 0:
-        i = seqs.running[k]
-        num_new = min(int(seqs.num_tokens[i] - seqs.num_computed[i]), cap, budget)
-        num_tokens = seqs.num_computed[i] + num_new
-        while _blocks_for(limits, num_tokens) - seqs.num_blocks[i] > pool.num_free[0]:
+    while k < size[0] and budget > 0:
+        i = running[k]
+        num_new = min(int(num_tokens[i] - computed[i]), cap, budget)
+        end = computed[i] + num_new
+        while _blocks_for(limits, end) - num_blocks[i] > num_free[0]:
             position = _victim(limits, seqs)
-            victim = seqs.running[position]
+            victim = running[position]
             _leave(pool, seqs, position)
             k -= position < k
-            budget += int(seqs.num_new[victim])
-            seqs.num_new[victim] = 0
-            seqs.num_computed[victim] = 0
+            budget += int(scheduled[victim])
+            scheduled[victim] = computed[victim] = 0
             seqs.num_preemptions[victim] += 1
             _push(limits, seqs, waiting, victim)
             row[PREEMPTED] += 1
             if victim == i:
                 return budget
-        _fill(limits, pool, seqs, i, num_tokens)
-        seqs.num_new[i] = num_new
+        if num_new > 1 or end % block_size <= 1:  # a token amid a block neither needs nor fills one
+            _fill(limits, pool, seqs, i, end)
+        scheduled[i] = num_new
         budget -= num_new
         k += 1
     return budget
@@ -448,6 +451,9 @@ def _serve(
     decoding = np.full(n, -1)  # each request's latest span of decode steps
     waiting = [(0, 0.0, 0, 0) for _ in range(0)]
     due = [(delay_s[i], i) for i in first]
+    running, size, scheduled = seqs.running, seqs.size, seqs.num_new
+    num_tokens, num_computed, num_preemptions = seqs.num_tokens, seqs.num_computed, seqs.num_preemptions
+    prompt_tokens, total_tokens = seqs.prompt_tokens, seqs.total_tokens
     number = num_spans = entered = idle_steps = 0
     now_s = open_since_s = duration_s = 0.0
     status = DONE
@@ -464,26 +470,26 @@ def _serve(
             step_times, step_counts = _grown(step_times), _grown(step_counts)
         row = step_counts[number]
         row[:] = 0
-        cap = _cap(limits, seqs.size[0] + len(waiting))
+        cap = _cap(limits, size[0] + len(waiting))
         budget = _continue_running(limits, pool, seqs, waiting, cap, row)
-        continued = seqs.size[0]
+        continued = size[0]
         if row[PREEMPTED] == 0:
             _admit_waiting(limits, pool, seqs, waiting, cap, budget, row)
 
-        while num_spans + seqs.size[0] > len(spans):
+        while num_spans + size[0] > len(spans):
             spans = _grown(spans)
-        for k in range(seqs.size[0]):
-            i = seqs.running[k]
-            num_new = seqs.num_new[i]
+        for k in range(size[0]):
+            i = running[k]
+            num_new = scheduled[i]
             if num_new == 0:
                 continue
-            computed = seqs.num_computed[i]
-            if k >= continued and seqs.num_preemptions[i] == 0:
+            computed = num_computed[i]
+            if k >= continued and num_preemptions[i] == 0:
                 request_times[i, 1] = now_s
                 request_counts[i, 0] = computed
-            seqs.num_computed[i] += num_new
-            samples = seqs.num_computed[i] == seqs.num_tokens[i]
-            decodes = num_new == 1 and samples and seqs.num_tokens[i] > seqs.prompt_tokens[i]
+            num_computed[i] += num_new
+            samples = num_computed[i] == num_tokens[i]
+            decodes = num_new == 1 and samples and num_tokens[i] > prompt_tokens[i]
             row[SCHEDULED] += 1
             row[WORK + (1 if decodes else 0)] += num_new
             row[WORK + 2] += samples
@@ -503,7 +509,7 @@ def _serve(
             if next_s > now_s:
                 now_s = next_s
                 continue
-            if seqs.size[0] > 0 or len(waiting) > 0 or not np.isnan(next_s):
+            if size[0] > 0 or len(waiting) > 0 or not np.isnan(next_s):
                 status = STUCK
             break
         duration_s = 0.0
@@ -512,7 +518,7 @@ def _serve(
             if not 0.0 < duration_s < np.inf:
                 status = TIMELESS
                 break
-        row[RUNNING] = seqs.size[0]
+        row[RUNNING] = size[0]
         row[WAITING] = len(waiting)
         row[FREE_BLOCKS] = pool.num_free[0]
         step_times[number] = (now_s, duration_s)
@@ -521,19 +527,19 @@ def _serve(
 
         idle_steps += 1
         k = 0
-        while k < seqs.size[0]:
-            i = seqs.running[k]
-            scheduled = seqs.num_new[i] > 0
-            seqs.num_new[i] = 0
-            if scheduled and seqs.num_computed[i] == seqs.num_tokens[i]:
+        while k < size[0]:
+            i = running[k]
+            took_part = scheduled[i] > 0
+            scheduled[i] = 0
+            if took_part and num_computed[i] == num_tokens[i]:
                 idle_steps = 0
-                seqs.num_tokens[i] += 1
-                if seqs.num_tokens[i] == seqs.prompt_tokens[i] + 1:
+                num_tokens[i] += 1
+                if num_tokens[i] == prompt_tokens[i] + 1:
                     request_times[i, 2] = now_s
-                if seqs.num_tokens[i] == seqs.total_tokens[i]:
+                if num_tokens[i] == total_tokens[i]:
                     _leave(pool, seqs, k)
                     request_times[i, 3] = now_s
-                    request_counts[i, 1] = seqs.num_preemptions[i]
+                    request_counts[i, 1] = num_preemptions[i]
                     row[FINISHED] += 1
                     if slots == 0:
                         open_since_s = now_s

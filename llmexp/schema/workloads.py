@@ -115,7 +115,7 @@ class Mooncake(_Trace):
 
 
 class Azure(_Trace):
-    """A trace of arrivals and lengths: CSV with TIMESTAMP, ContextTokens, GeneratedTokens. Nothing is shared."""
+    """A trace of arrivals and lengths, nothing shared: CSV with TIMESTAMP, ContextTokens, GeneratedTokens."""
 
     kind: Literal["azure"] = "azure"
 

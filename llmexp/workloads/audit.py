@@ -168,8 +168,8 @@ def reuse_distances(workload: Workload, block_size: int) -> NDArray[np.int64]:
         mine = ids[start : blocks.starts[i + 1]]
         users = last_user[mine]
         hits = min(int((users[: blocks.in_prompt[i]] >= 0).sum()), int(cap[i]))
-        # Towards the tail the last use lies further back, in runs of equal users. More recent than a block are
-        # those of later users and its run up to it.
+        # Towards the tail the last use lies further back, in runs of equal users. More recent than a block
+        # are those of later users and its run up to it.
         for run in np.split(users[:hits], np.flatnonzero(np.diff(users[:hits])) + 1):
             newer = int(live[run[0] + 1 : i].sum()) if len(run) else 0
             distances.append(newer + np.arange(len(run)))

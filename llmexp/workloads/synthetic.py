@@ -66,7 +66,7 @@ def sharing_prompts(
     """
     marks = vocabulary.mark_tokens(num_prefixes + len(group))
     own = prompt_tokens - shared
-    if own.min() < marks:
+    if own.min(initial=marks) < marks:
         raise WorkloadError(
             f"request {own.argmin()} has {own.min()} tokens of its own after the shared prefix; "
             f"telling {len(group)} prompts apart with {len(vocabulary.marks)} first tokens takes {marks}"

@@ -1,3 +1,4 @@
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,6 +20,33 @@ def from_prompts(prompts: list[list[int]], output_tokens: int = 1, **fields: obj
     prompt_at, lengths = packed([np.array(prompt, np.int32) for prompt in prompts])
     outputs = fields.pop("outputs", [output_tokens] * len(prompts))
     return Workload("literal", {}, prompt_at, lengths, np.array(outputs, np.int32), **fields)  # type: ignore[arg-type]
+
+
+CHAT_TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
+
+
+def make_text_model(folder: Path, max_model_len: int = 4096) -> Model:
+    """A model folder with a byte-level tokenizer that opens every text with `<s>`, and a chat template."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+
+    vocab = {"<s>": 0} | {char: 1 + i for i, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    tokenizer = Tokenizer(models.BPE(vocab, [], unk_token=None))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<s>"])
+    tokenizer.post_processor = processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", 0)])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"chat_template": CHAT_TEMPLATE, "bos_token": "<s>"})
+    )
+    return Model("bytes", folder, len(vocab), frozenset([0]), max_model_len, {})
+
+
+@pytest.fixture
+def text_model(tmp_path: Path) -> Model:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    return make_text_model(folder)
 
 
 @pytest.fixture

@@ -57,7 +57,8 @@ def _experiment(arguments: list[str]) -> None:
     if {"--help", "-h"} & set(arguments):
         from llmexp.help import print_help
 
-        return print_help()
+        print_help()
+        return
     signal.signal(signal.SIGTERM, _interrupt)
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come up to `main`, which words them
     sys.argv[1:] = open_keys(arguments)

@@ -45,7 +45,9 @@ def resolve(composed: DictConfig) -> Config:
     if OmegaConf.select(composed, "gpu.device") == "auto":
         composed = composed.copy()
         found = OmegaConf.load(conf_dir() / "gpu" / f"{_device()}.yaml")
-        asked = {key: value for key, value in composed.gpu.items() if value is not None and key not in ("name", "device")}
+        asked = {
+            key: value for key, value in composed.gpu.items() if value is not None and key not in ("name", "device")
+        }
         with open_dict(composed):
             composed.gpu = OmegaConf.merge(found, asked)
     return validate(composed)

@@ -79,7 +79,9 @@ def environment() -> dict[str, Any]:
     """Hardware and software of this process's machine, as a run records it."""
     return {
         "cpu": _cpu_name(),
-        "cpu_cores": len(psutil.Process().cpu_affinity()) if hasattr(psutil.Process, "cpu_affinity") else psutil.cpu_count(),
+        "cpu_cores": len(psutil.Process().cpu_affinity())
+        if hasattr(psutil.Process, "cpu_affinity")
+        else psutil.cpu_count(),
         "memory_bytes": psutil.virtual_memory().total,
         "gpus": [asdict(gpu) for gpu in gpus()],
         "os": platform.platform(),
@@ -117,7 +119,12 @@ def _git_commit() -> str | None:
             ["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, check=True, timeout=10
         ).stdout.strip()
         changed = subprocess.run(
-            ["git", "status", "--porcelain", "-uno"], cwd=root, capture_output=True, text=True, check=True, timeout=10
+            ["git", "status", "--porcelain", "-uno"],
+            cwd=root,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=10,
         ).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None

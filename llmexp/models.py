@@ -165,7 +165,7 @@ def _make_tiny_llama(folder: Path) -> None:
     special = ["<unk>", "<s>", "</s>"]
     words = special + [f"w{i}" for i in range(2048 - len(special))]
     tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # type: ignore[assignment]
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.decoder = decoders.Fuse()
     tokenizer.add_special_tokens(special)
     tokenizer.save(str(folder / "tokenizer.json"))
@@ -187,6 +187,11 @@ def _make_tiny_llama(folder: Path) -> None:
         "eos_token_id": 2,
         "dtype": "float32",
     }
-    tokenizer_config = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
+    tokenizer_config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "unk_token": "<unk>",
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+    }
     (folder / "config.json").write_text(json.dumps(config, indent=2))
     (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer_config, indent=2))

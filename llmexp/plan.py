@@ -67,9 +67,7 @@ def design(swept: Mapping[str, tuple[str, ...]], study: StudyConfig) -> Design:
     compare, baseline = choose_arms(study.compare, study.baseline, swept)
     arms = swept[compare] if compare else ("",)
     others = {key: values for key, values in swept.items() if key != compare}
-    cells = tuple(
-        dict(zip(others, values, strict=True)) for values in itertools.product(*others.values())
-    )
+    cells = tuple(dict(zip(others, values, strict=True)) for values in itertools.product(*others.values()))
     if study.cells:
         clash = sorted({key for cell in study.cells for key in cell} & swept.keys())
         if clash:
@@ -102,9 +100,7 @@ def order(plan: Design, launch_key: Callable[[str, Mapping[str, str], int], obje
                 pairs = [(arm, cell) for arm in arms for cell in cells]
             for arm, cell in pairs:
                 runs.append(
-                    PlannedRun(
-                        name=name(plan, arm, cell, trial), arm=arm, cell=cell, trial=trial, position=position
-                    )
+                    PlannedRun(name=name(plan, arm, cell, trial), arm=arm, cell=cell, trial=trial, position=position)
                 )
                 position += 1
     return runs

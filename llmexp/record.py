@@ -65,9 +65,7 @@ def record(
         (folder / results.WORKLOAD).write_bytes(orjson.dumps(described, option=orjson.OPT_INDENT_2))
     good = [item for item in so_far.rounds if item.valid] or so_far.rounds
     measures, percentiles = over_rounds(plan, trace, good)
-    reasons = tuple(
-        f"round {item.index}: {reason}" for item in so_far.rounds for reason in item.invalid_reasons
-    )
+    reasons = tuple(f"round {item.index}: {reason}" for item in so_far.rounds for reason in item.invalid_reasons)
     result = RunResult(
         study=plan.study,
         name=plan.name,
@@ -108,9 +106,7 @@ def over_rounds(
     chosen = trace.filter(pc.is_in(trace.column("round"), pa.array([item.index for item in rounds], pa.int32())))
     pooled, percentiles = request_measures(chosen, plan.config.slo)
     by_round = {name for item in rounds for name in item.measures} - pooled.keys() - percentiles.keys()
-    means = {
-        name: fmean(item.measures[name] for item in rounds if name in item.measures) for name in by_round
-    }
+    means = {name: fmean(item.measures[name] for item in rounds if name in item.measures) for name in by_round}
     return {**pooled, **means}, percentiles
 
 
@@ -127,7 +123,5 @@ def _merge_parts(folder: Path) -> pa.Table:
 
 def _hashes(folder: Path) -> dict[str, str]:
     return {
-        name: hashlib.sha256((folder / name).read_bytes()).hexdigest()
-        for name in _HASHED
-        if (folder / name).exists()
+        name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in _HASHED if (folder / name).exists()
     }

@@ -119,9 +119,7 @@ def load_run(folder: str | Path) -> RunResult:
     try:
         summary = RunResult.model_validate_json(path.read_bytes())
     except FileNotFoundError:
-        raise ResultError(
-            f"{folder}: no {SUMMARY} here; a run's folder holds one once the run has ended"
-        ) from None
+        raise ResultError(f"{folder}: no {SUMMARY} here; a run's folder holds one once the run has ended") from None
     except ValidationError as error:
         raise ResultError(f"{path}: not a run summary ({_first(error)})") from None
     return summary.model_copy(update={"folder": Path(folder)})
@@ -130,8 +128,7 @@ def load_run(folder: str | Path) -> RunResult:
 def is_intact(run: RunResult) -> bool:
     """Whether the files of a run's folder are those that it wrote."""
     return all(
-        (run.folder / name).is_file()
-        and hashlib.sha256((run.folder / name).read_bytes()).hexdigest() == sha256
+        (run.folder / name).is_file() and hashlib.sha256((run.folder / name).read_bytes()).hexdigest() == sha256
         for name, sha256 in run.files.items()
     )
 

@@ -48,7 +48,10 @@ def one_round(
     reset_confirmed = engine.reset_cache() if config.reset_cache else None
     before = settled(engine.counters)
     text = f"{plan.name}: round {index + 1} of {config.rounds}"
-    with sampled(engine.counters, config.engine.sample_interval_s) as samples, phase(text, len(workload)) as tick:
+    with (
+        sampled(engine.counters, config.engine.sample_interval_s) as samples,
+        phase(text, len(workload)) as tick,
+    ):
         sent = replay(
             engine.target,
             workload,
@@ -90,21 +93,20 @@ def _judged(
 ) -> RoundResult:
     contract = judge(expectation, counted, sent.trace)
     reasons = tuple(
-        invalid_reasons(
-            plan.config, plan.workload, sent.trace, sent.check, contract, reset_confirmed, overlap_blocks
-        )
+        invalid_reasons(plan.config, plan.workload, sent.trace, sent.check, contract, reset_confirmed, overlap_blocks)
     )
     measures, percentiles = request_measures(sent.trace, plan.config.slo)
+    of_engine, of_queue = engine_measures(counted, samples)
     return RoundResult(
         index=index,
         valid=not reasons,
         invalid_reasons=reasons,
         measures={
             **measures,
-            **engine_measures(counted, samples),
+            **of_engine,
             "expected_hit_tokens": float(expectation.hit_tokens),
         },
-        percentiles=percentiles,
+        percentiles={**percentiles, **of_queue},
         contract={**asdict(contract), "held": contract.held, "reset_confirmed": reset_confirmed},
         client=asdict(sent.check),
     )

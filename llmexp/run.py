@@ -5,7 +5,7 @@ from contextlib import ExitStack
 from dataclasses import asdict
 
 import psutil
-import yaml
+from omegaconf import OmegaConf
 
 from llmexp import results, tracking
 from llmexp.engines.lease import EngineLease
@@ -29,7 +29,7 @@ def run(config: Config, lease: EngineLease | None = None) -> RunResult:
     """
     plan = prepare(config)
     clear(plan.folder)
-    (plan.folder / results.CONFIG).write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
+    (plan.folder / results.CONFIG).write_text(OmegaConf.to_yaml(OmegaConf.create(config.model_dump(mode="json"))))
     so_far = SoFar()
     so_far.timings_s["prepare"] = plan.duration_s
     so_far.timings_s["process_to_launch"] = time.time() - psutil.Process().create_time()

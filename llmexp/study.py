@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
@@ -14,18 +14,17 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
 from llmexp import fingerprint, plan, results, tracking
-from llmexp.analyze.claims import check_claims
-from llmexp.analyze.study import Study, load_study
 from llmexp.compose import resolve
 from llmexp.engines.lease import EngineLease, launch_key
 from llmexp.errors import ConfigError, LlmexpError, ResultError
 from llmexp.plan import Design
 from llmexp.prepare import Preparation, prepare, timestamp
 from llmexp.progress import console
-from llmexp.report.report import write_report
-from llmexp.report.table import cells_table, to_markdown
 from llmexp.results import PlannedRun, StudyRecord
 from llmexp.schema.config import Config
+
+if TYPE_CHECKING:
+    from llmexp.analyze.study import Study
 
 _LOCAL = "BasicLauncher"
 _ONE_HOST = (_LOCAL, "JoblibLauncher")
@@ -44,7 +43,7 @@ class _Job:
     preparation: Preparation
 
 
-def sweep(arguments: Sequence[str], base: DictConfig, context: HydraContext, task: TaskFunction) -> Study | None:
+def sweep(arguments: Sequence[str], base: DictConfig, context: HydraContext, task: TaskFunction) -> "Study | None":
     """Makes a study of a multirun's overrides: plan, runs, report. What is complete already is not repeated.
 
     Returns the study, None if only its plan was asked for. Raises ConfigError before anything starts,
@@ -58,7 +57,10 @@ def sweep(arguments: Sequence[str], base: DictConfig, context: HydraContext, tas
 
     shared = composed([])
     design = plan.design(taken.swept, shared.study)
-    check_claims(shared.study.claims, _swept(design))
+    if shared.study.claims:
+        from llmexp.analyze.claims import check_claims
+
+        check_claims(shared.study.claims, _swept(design))
     name = shared.study.name or timestamp()
     folder = Path(shared.runs_dir).absolute() / name
     jobs = _jobs(design, shared, name, taken.shared, composed)
@@ -81,20 +83,30 @@ def sweep(arguments: Sequence[str], base: DictConfig, context: HydraContext, tas
     try:
         failures = _launch([[*job.overrides, parent] for job in to_do], base, context, task)
         status = "failed" if failures else "complete"
-        study = load_study(folder)
-        comparison = study.compare()
-        console.print(cells_table(comparison))
-        report = write_report(study, folder)
-        console.print(f"Report: {report.markdown}", highlight=False, soft_wrap=True)
-        if tracked:
-            tracking.finish_study(tracked, status, to_markdown(comparison), folder)
-            console.print(f"MLflow: {tracking.ui_command(shared.tracking)}", highlight=False, soft_wrap=True)
+        study = _conclude(shared, folder, tracked, status)
     except BaseException:
         if tracked:
             tracking.close_study(tracked, "failed" if status == "complete" else status)
         raise
     if failures:
         raise StudyFailedError(f"{len(failures)} of {len(jobs)} runs failed; the first: {failures[0]}")
+    return study
+
+
+def _conclude(shared: Config, folder: Path, tracked: tracking.TrackedRun | None, status: str) -> "Study":
+    """Shows what the runs say, and leaves the report in the folder and on the parent's MLflow page."""
+    from llmexp.analyze.study import load_study
+    from llmexp.report.report import write_report
+    from llmexp.report.table import cells_table, to_markdown
+
+    study = load_study(folder)
+    comparison = study.compare()
+    console.print(cells_table(comparison))
+    report = write_report(study, folder)
+    console.print(f"Report: {report.markdown}", highlight=False, soft_wrap=True)
+    if tracked:
+        tracking.finish_study(tracked, status, to_markdown(comparison), folder)
+        console.print(f"MLflow: {tracking.ui_command(shared.tracking)}", highlight=False, soft_wrap=True)
     return study
 
 
@@ -111,7 +123,12 @@ def _jobs(design: Design, shared: Config, name: str, common: Sequence[str], comp
 
     def overrides(arm: str, cell: Any, trial: int) -> list[str]:
         run = PlannedRun(name="", arm=arm, cell=cell, trial=trial, position=0)
-        return [*plan.overrides(design, run), f"seed={shared.seed + trial}", f"run.trial={trial}", f"study.name={name}"]
+        return [
+            *plan.overrides(design, run),
+            f"seed={shared.seed + trial}",
+            f"run.trial={trial}",
+            f"study.name={name}",
+        ]
 
     ready: dict[str, Preparation] = {}
 
@@ -181,16 +198,14 @@ def _is_done(job: _Job) -> bool:
     return True
 
 
-def _launch(
-    jobs: Sequence[Sequence[str]], base: DictConfig, context: HydraContext, task: TaskFunction
-) -> list[str]:
+def _launch(jobs: Sequence[Sequence[str]], base: DictConfig, context: HydraContext, task: TaskFunction) -> list[str]:
     """Makes the runs through Hydra's launcher; returns what went wrong, run by run.
 
     In this process consecutive runs share an engine where they can; a distributed job has an engine of its own.
     """
     lease = EngineLease(keep=True)
     local = str(base.hydra.launcher._target_).endswith(_LOCAL)
-    function = partial(task, lease=lease) if local else task
+    function: Any = partial(task, lease=lease) if local else task  # type: ignore[call-arg]
     launcher = Plugins.instance().instantiate_launcher(hydra_context=context, task_function=function, config=base)
     failures: list[str] = []
     try:
@@ -232,7 +247,9 @@ def _expected_time(to_do: Sequence[_Job], runs_dir: Path) -> str:
     alike = [
         run
         for run in earlier
-        if to_do and run.status == "complete" and run.config["model"] == to_do[0].preparation.config.model.model_dump(mode="json")
+        if to_do
+        and run.status == "complete"
+        and run.config["model"] == to_do[0].preparation.config.model.model_dump(mode="json")
     ]
     starts = sorted(run.timings_s["engine_start"] for run in alike if run.timings_s["engine_start"] > 0)
     rest = sorted(run.timings_s["warm_up"] + run.timings_s["rounds"] for run in alike)

@@ -20,7 +20,9 @@ class Histogram:
         """What was observed after `before`."""
         earlier = before.counts or (0.0,) * len(self.counts)
         return Histogram(
-            self.bounds_s, tuple(a - b for a, b in zip(self.counts, earlier, strict=True)), self.sum_s - before.sum_s
+            self.bounds_s,
+            tuple(a - b for a, b in zip(self.counts, earlier, strict=True)),
+            self.sum_s - before.sum_s,
         )
 
 

@@ -9,7 +9,12 @@ _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 _PREFIX = re.compile(r"^(\([\w.-]+ pid=\d+\) )?((DEBUG|INFO|WARNING|ERROR) \d\d-\d\d \d\d:\d\d:\d\d \[[^\]]*\] ?)?")
 _ERROR = re.compile(r"^((?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit)|[\w./-]+: error)\b:? ?(.*)$")
 # Errors that only say that another one came before.
-_WRAPPERS = ("Engine core initialization failed", "See root cause above", "WorkerProc initialization failed", "cancelled")
+_WRAPPERS = (
+    "Engine core initialization failed",
+    "See root cause above",
+    "WorkerProc initialization failed",
+    "cancelled",
+)
 
 
 def lines(log: Path) -> Iterator[str]:

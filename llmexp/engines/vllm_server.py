@@ -89,8 +89,7 @@ def check(config: Config) -> None:
     multiple = _BLOCK_MULTIPLE["cpu" if config.gpu.device == "cpu" else "cuda"]
     if config.kv.block_size is not None and config.kv.block_size % multiple:
         raise ConfigError(
-            f"kv.block_size: got {config.kv.block_size}; "
-            f"accepted on gpu={config.gpu.name} is a multiple of {multiple}"
+            f"kv.block_size: got {config.kv.block_size}; accepted on gpu={config.gpu.name} is a multiple of {multiple}"
         )
     if config.gpu.device == "cuda":
         present = len(devices.visible_gpus())
@@ -152,15 +151,26 @@ def start(config: Config, model: Model, folder: Path, while_starting: Callable[[
     Raises EngineError with the root cause from the server's log, which stays in `folder`.
     """
     with ExitStack() as resources:
-        gpus = resources.enter_context(devices.claim(config.gpu.device, config.gpu.tensor_parallel_size, _CLAIM_TIMEOUT_S))
+        gpus = resources.enter_context(
+            devices.claim(config.gpu.device, config.gpu.tensor_parallel_size, _CLAIM_TIMEOUT_S)
+        )
         if gpus:
             resources.callback(devices.wait_until_free, gpus)
         port = config.engine.port or _free_port()
         target = Target(f"http://127.0.0.1:{port}", model.name, secrets.token_urlsafe(24))
         python = config.engine.python or sys.executable
-        command = [python, "-m", "vllm.entrypoints.openai.api_server", *arguments(config, model), "--port", str(port)]
+        command = [
+            python,
+            "-m",
+            "vllm.entrypoints.openai.api_server",
+            *arguments(config, model),
+            "--port",
+            str(port),
+        ]
         launched = time.monotonic()
-        engine = process.start(command, _environment(config, target, gpus), folder / "engine.log", config.engine.stop_timeout_s)
+        engine = process.start(
+            command, _environment(config, target, gpus), folder / "engine.log", config.engine.stop_timeout_s
+        )
         resources.callback(engine.stop)
         if while_starting is not None:
             while_starting()
@@ -191,7 +201,8 @@ def _wait_until_ready(engine: EngineProcess, target: Target, port: int, deadline
             raise _died(engine)
         if time.monotonic() > deadline:
             raise EngineError(
-                f"the engine did not answer within engine.ready_timeout_s; last in {engine.log}: {log.root_cause(engine.log)}"
+                "the engine did not answer within engine.ready_timeout_s; "
+                f"in its log {engine.log}: {log.root_cause(engine.log)}"
             )
         if _answers(target):
             break
@@ -211,7 +222,8 @@ def _answers(target: Target) -> bool:
 
 def _died(engine: EngineProcess) -> EngineError:
     return EngineError(
-        f"the engine ended with exit code {engine.popen.wait()}: {log.root_cause(engine.log)}\nIts whole log: {engine.log}"
+        f"the engine ended with exit code {engine.popen.wait()}: {log.root_cause(engine.log)}\n"
+        f"Its whole log: {engine.log}"
     )
 
 

@@ -53,7 +53,9 @@ def expect(config: Config, audit: Audit, num_gpu_blocks: int | None) -> Expectat
         return Expectation(bound, "ceiling", "the engine's capacity is unknown")
     if audit.blocks_to_hold > num_gpu_blocks:
         return Expectation(
-            bound, "ceiling", f"the workload needs {audit.blocks_to_hold} KV blocks, the engine has {num_gpu_blocks}"
+            bound,
+            "ceiling",
+            f"the workload needs {audit.blocks_to_hold} KV blocks, the engine has {num_gpu_blocks}",
         )
     if config.scheduler.long_prefill_token_threshold:
         return Expectation(bound, "ceiling", "long prefills are cut by scheduler.long_prefill_token_threshold")

@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from llmexp.engines.counters import Counters, Histogram
 from llmexp.engines.sampling import Sample
 from llmexp.measure.catalog import PERCENTILES
+from llmexp.results import Percentile
 
 
-def engine_measures(counted: Counters, samples: Sequence[Sample]) -> dict[str, float]:
+def engine_measures(counted: Counters, samples: Sequence[Sample]) -> tuple[dict[str, float], dict[str, Percentile]]:
     """Hit rate, preemptions, KV usage and queue time of a round, under the names of the catalog.
 
-    What the engine did not count is left out.
+    What the engine did not count is left out. Of the queue time it keeps a histogram, so a percentile is known
+    to lie between two bounds, and no value is given for it.
     """
     measures: dict[str, float] = {}
     hits, queries = counted.prefix_cache_hits_tokens, counted.prefix_cache_queries_tokens
@@ -24,29 +26,25 @@ def engine_measures(counted: Counters, samples: Sequence[Sample]) -> dict[str, f
     if usage:
         measures["kv_usage_peak"] = max(usage)
     queue = counted.queue_time
-    if queue.counts and queue.counts[-1] > 0:
-        measures["queue_ms_mean"] = queue.sum_s / queue.counts[-1] * 1000
-        for q in PERCENTILES:
-            if (value_s := quantile(queue, q / 100)) is not None:
-                measures[f"queue_ms_p{q}"] = value_s * 1000
-    return measures
+    if not queue.counts or queue.counts[-1] <= 0:
+        return measures, {}
+    n = int(queue.counts[-1])
+    measures["queue_ms_mean"] = queue.sum_s / n * 1000
+    percentiles = {}
+    for q in PERCENTILES:
+        low_s, high_s = bucket(queue, q / 100)
+        high_ms = None if math.isinf(high_s) else high_s * 1000
+        percentiles[f"queue_ms_p{q}"] = Percentile(value=None, low=low_s * 1000, high=high_ms, n=n)
+    return measures, percentiles
 
 
-def quantile(histogram: Histogram, q: float) -> float | None:
-    """The quantile in seconds, linear within its bucket, as Prometheus' histogram_quantile has it.
+def bucket(histogram: Histogram, q: float) -> tuple[float, float]:
+    """The bounds in seconds between which a quantile lies; the upper one may be infinite.
 
-    None where it falls beyond the last finite bound, or where nothing was observed.
+    Raises ValueError for a histogram without observations.
     """
-    total = histogram.counts[-1] if histogram.counts else 0
-    if total <= 0:
-        return None
-    rank = q * total
-    lower_s = below = 0.0
-    for bound_s, count in zip(histogram.bounds_s, histogram.counts, strict=True):
-        if count >= rank:
-            if math.isinf(bound_s):
-                return None
-            inside = count - below
-            return lower_s + (bound_s - lower_s) * ((rank - below) / inside if inside else 0.0)
-        lower_s, below = bound_s, count
-    return None
+    if not histogram.counts or histogram.counts[-1] <= 0:
+        raise ValueError("an empty histogram has no quantiles")
+    rank = q * histogram.counts[-1]
+    index = next(i for i, count in enumerate(histogram.counts) if count >= rank)
+    return (histogram.bounds_s[index - 1] if index else 0.0), histogram.bounds_s[index]

@@ -57,6 +57,6 @@ def _differ(column: str, trace: pa.Table, asked: np.ndarray) -> Iterator[str]:
     if len(wrong):
         first = int(wrong[0])
         yield (
-            f"{column}_differ: {len(wrong)} of {len(trace)} requests; request "
-            f"{trace.column('request')[first].as_py()} asked for {asked[first]}, the server counted {seen[first].as_py()}"
+            f"{column}_differ: {len(wrong)} of {len(trace)} requests; the first, "
+            f"{trace.column('request')[first].as_py()}, asked for {asked[first]}, the server counted {seen[first]}"
         )

@@ -7,7 +7,15 @@ from typing import Annotated, Any, Literal, get_args
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from pydantic import BaseModel, BeforeValidator, Field, NonNegativeInt, PositiveInt, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    Field,
+    NonNegativeInt,
+    PositiveInt,
+    ValidationError,
+    model_validator,
+)
 
 from llmexp.errors import ConfigError
 from llmexp.schema.engine import CacheConfig, EngineConfig, GpuConfig, KvConfig, ModelConfig, SchedulerConfig
@@ -21,7 +29,8 @@ class WarmUpConfig(Section):
     """What is sent before the first round."""
 
     prompts: Literal["neutral", "workload"] = Field(
-        "neutral", description="neutral shares no block with the workload; workload replays it, which voids the run"
+        "neutral",
+        description="neutral shares no block with the workload; workload replays it, which voids the run",
     )
 
 
@@ -107,11 +116,11 @@ def validate(composed: DictConfig) -> Config:
 
     Raises ConfigError that names each wrong key, its value and what is accepted.
     """
+    ours = OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"])
     try:
-        values: Any = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
+        values: Any = OmegaConf.to_container(ours, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
         raise ConfigError(f"{error.full_key or 'config'}: {str(error).splitlines()[0]}") from None
-    values.pop("hydra", None)
     try:
         return Config.model_validate(values)
     except ValidationError as error:
@@ -137,7 +146,12 @@ def _explain(error: Any, values: Any) -> str:
         return str(error["ctx"]["error"])
     if error["type"] == "extra_forbidden":
         return f"{key}: no such key{nearest(key, list(keys()))}"
-    accepted = error["msg"].replace("Input should be", "accepted is").replace("a valid integer", "an integer").replace("a valid ", "a ")
+    accepted = (
+        error["msg"]
+        .replace("Input should be", "accepted is")
+        .replace("a valid integer", "an integer")
+        .replace("a valid ", "a ")
+    )
     return f"{key}: got {error['input']!r}; {accepted}"
 
 

@@ -65,7 +65,7 @@ class VllmServer(Section):
     python: str | None = Field(None, description="interpreter that has vLLM; null: this one")
     ready_timeout_s: PositiveFloat = Field(900.0, description="longest wait for the server to answer")
     stop_timeout_s: PositiveFloat = Field(30.0, description="from SIGTERM to SIGKILL")
-    sample_interval_s: PositiveFloat = Field(1.0, description="between two reads of the server's gauges")
+    sample_interval_s: PositiveFloat = Field(0.5, description="between two reads of the server's gauges")
     args: dict[str, str | int | float | bool | None] = Field(
         default_factory=dict, description="further arguments by vLLM's names, e.g. engine.args.swap_space=0"
     )

@@ -50,9 +50,7 @@ class StudyConfig(Section):
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$",
         description="name of the study and of its folder, by which it is resumed; null: the time of its start",
     )
-    trials: PositiveInt = Field(
-        1, description="independent engine launches per arm and cell; intervals need 3"
-    )
+    trials: PositiveInt = Field(1, description="independent engine launches per arm and cell; intervals need 3")
     compare: str | None = Field(
         None, description="swept key whose values are the arms; default: cache if swept, else the first"
     )

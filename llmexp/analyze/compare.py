@@ -1,10 +1,11 @@
 """Pairs to effects with intervals, and effects to verdicts under one false discovery rate."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Literal
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Literal, cast
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import stats
 
 from llmexp.analyze import intervals, power
@@ -108,7 +109,7 @@ class Comparison:
     levels: tuple[Level, ...]
     pairings: tuple[Pairing, ...]
     excluded: tuple[Excluded, ...]
-    tested: int = field(default=0)
+    tested: int
 
     def row(self, measure: str, cell: Cell, arm: str) -> Effect | None:
         """The effect of `arm` on `measure` in `cell`, if any pair has the measure."""
@@ -182,8 +183,7 @@ def compare_pairs(
 
 
 def _effects(pairing: Pairing, *, confidence: float, margin: float) -> list[Effect]:
-    """One row for every measure that any pair has in both arms: those of the catalog in its order, then
-    others."""
+    """One row for every measure that any pair has in both arms, in the catalog's order, then others."""
     values = [(measure_values(pair.baseline), measure_values(pair.treatment)) for pair in pairing.pairs]
     found = {name for base, other in values for name in base.keys() & other.keys()}
     rows = []
@@ -251,36 +251,46 @@ def _effect(
     )
 
 
-def _judge(rows: list[Effect], *, level: float) -> tuple[tuple[Effect, ...], int]:
-    """Verdicts on measures with a better direction, at false discovery rate `level` (Benjamini & Hochberg
-    1995).
+def decide(
+    p: Array, p_equivalent: Array, better: NDArray[np.bool_], level: float
+) -> tuple[NDArray[np.str_], Array, Array]:
+    """Verdicts, and the q values behind them, at false discovery rate `level` (Benjamini & Hochberg 1995).
 
-    Differences and equivalences are two families over the same comparisons. The p value of equivalence is
-    doubled, so that both meet the level at which the interval excludes no effect or lies within the margin.
-    An effect within the margin is `equivalent` even where it differs from none: it is too small to matter.
-    Effects that are the same in every trial are counted, not estimated (hits, failures), and are kept out
-    of the families they would dilute.
+    Shapes `(..., comparisons)`; leading axes are independent studies. `better` says whether the effect points
+    the better way. Differences and equivalences are two families over the same comparisons. An effect within
+    the margin is `equivalent` even where it differs from none: it is too small to matter.
     """
-    tested = [i for i, row in enumerate(rows) if row.p is not None and row.verdict and row.varies]
-    different = stats.false_discovery_control([rows[i].p for i in tested]) if tested else []
-    equivalent = stats.false_discovery_control([rows[i].p_equivalent for i in tested]) if tested else []
+    q = stats.false_discovery_control(p, axis=-1)
+    q_equivalent = stats.false_discovery_control(p_equivalent, axis=-1)
+    different = np.where(q <= level, np.where(better, "improves", "regresses"), "inconclusive")
+    return np.where(q_equivalent <= level, "equivalent", different), q, q_equivalent
+
+
+def _judge(rows: list[Effect], *, level: float) -> tuple[tuple[Effect, ...], int]:
+    """Gives replicated rows with a better direction their verdicts; says how many were tested together.
+
+    Effects that are the same in every trial are counted, not estimated (hits, failures): each is a family
+    of its own, since among the others they would loosen the control of what is uncertain.
+    """
     judged = list(rows)
-    for i, q, q_equivalent in zip(tested, different, equivalent, strict=True):
-        judged[i] = replace(rows[i], q=float(q), q_equivalent=float(q_equivalent))
-    return tuple(replace(row, verdict=_verdict(row, level)) for row in judged), len(tested)
+    replicated = [i for i, row in enumerate(rows) if row.verdict and row.p is not None]
+    tested = [i for i in replicated if rows[i].varies]
+    for family in [tested] * bool(tested) + [[i] for i in replicated if not rows[i].varies]:
+        verdicts, q, q_equivalent = decide(
+            np.array([rows[i].p for i in family]),
+            np.array([rows[i].p_equivalent for i in family]),
+            np.array([_points_better(rows[i]) for i in family]),
+            level,
+        )
+        for k, i in enumerate(family):
+            verdict = cast(Verdict, str(verdicts[k]))
+            judged[i] = replace(rows[i], verdict=verdict, q=float(q[k]), q_equivalent=float(q_equivalent[k]))
+    return tuple(judged), len(tested)
 
 
-def _verdict(row: Effect, level: float) -> Verdict | None:
-    if row.verdict is None or row.p is None or row.p_equivalent is None:
-        return row.verdict
-    q = row.p if row.q is None else row.q
-    q_equivalent = row.p_equivalent if row.q_equivalent is None else row.q_equivalent
-    if q_equivalent <= level:
-        return "equivalent"
-    if q <= level:
-        rises = row.estimate > (1 if row.scale == "ratio" else 0)
-        return "improves" if rises == (MEASURES[row.measure].better == "higher") else "regresses"
-    return "inconclusive"
+def _points_better(row: Effect) -> bool:
+    rises = row.estimate > (1 if row.scale == "ratio" else 0)
+    return rises == (MEASURES[row.measure].better == "higher")
 
 
 def _shown(value: float | Array, scale: Scale) -> float:

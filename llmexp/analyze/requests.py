@@ -1,0 +1,126 @@
+"""What an arm did to single requests: the same request in both arms, and both latency distributions."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow.compute as pc
+
+from llmexp.analyze.intervals import Array, block_interval, block_length, circular_blocks
+from llmexp.analyze.pairs import Cell, Pairing
+from llmexp.results import TRACE, RunResult
+
+LATENCIES = {"ttft_ms": "first_token_s", "e2e_ms": "last_token_s"}
+QUANTILES = (50, 95)
+MIN_REQUESTS = 20
+
+
+@dataclass(frozen=True)
+class RequestEffect:
+    """A latency effect within the launches that were made.
+
+    `statistic` is `paired`, the geometric mean over requests of the ratio to the same request under the
+    baseline, or `p50` and `p95`, the ratio of that percentile of both arms. The interval resamples blocks
+    of consecutive requests, since neighbours share a batch and a queue. It says how much the requests sent
+    decide, and nothing of what another launch would bring: no verdict rests on it. `faster` is the share of
+    requests that took less time.
+    """
+
+    cell: Cell
+    arm: str
+    measure: str
+    statistic: str
+    estimate: float
+    low: float
+    high: float
+    faster: float
+    requests: int
+    trials: int
+    block: int
+
+
+def latencies(run: RunResult, measure: str) -> Array:
+    """Latencies of shape `(rounds, requests)` in ms over valid rounds; NaN for a request that did not
+    complete."""
+    trace = run.trace()
+    valid = [one.index for one in run.rounds if one.valid]
+    trace = trace.filter(pc.is_in(trace["round"], pc.cast(valid, "int32")))
+    rounds = np.searchsorted(valid, trace["round"].to_numpy())
+    requests = trace["request"].to_numpy()
+    table = np.full((len(valid), int(requests.max()) + 1 if len(requests) else 0), np.nan)
+    milliseconds = 1000 * (trace[LATENCIES[measure]].to_numpy() - trace["intended_s"].to_numpy())
+    table[rounds, requests] = np.where(trace["error"].is_null().to_numpy(), milliseconds, np.nan)
+    return table
+
+
+def request_effects(
+    pairings: Sequence[Pairing], *, confidence: float, replicates: int = 500, seed: int = 0
+) -> tuple[RequestEffect, ...]:
+    """Paired and distribution effects of TTFT and e2e, where at least 20 requests completed in both arms."""
+    rng = np.random.default_rng(seed)
+    effects = []
+    for pairing in pairings:
+        pairs = [
+            pair
+            for pair in pairing.pairs
+            if all((run.folder / TRACE).exists() for run in (pair.baseline, pair.treatment))
+        ]
+        for measure in LATENCIES:
+            both = [
+                _common(latencies(pair.baseline, measure), latencies(pair.treatment, measure))
+                for pair in pairs
+            ]
+            both = [(base, other) for base, other in both if base.shape[1] >= MIN_REQUESTS]
+            if both:
+                effects += _effects(pairing, measure, both, confidence, replicates, rng)
+    return tuple(effects)
+
+
+def _common(baseline: Array, treatment: Array) -> tuple[Array, Array]:
+    """Both arms at the requests that completed, with a positive latency, in every valid round of both."""
+    n = min(baseline.shape[1], treatment.shape[1])
+    good = (baseline[:, :n] > 0).all(axis=0) & (treatment[:, :n] > 0).all(axis=0)
+    return baseline[:, :n][:, good], treatment[:, :n][:, good]
+
+
+def _effects(
+    pairing: Pairing,
+    measure: str,
+    both: Sequence[tuple[Array, Array]],
+    confidence: float,
+    replicates: int,
+    rng: np.random.Generator,
+) -> list[RequestEffect]:
+    """`both` has one pair of arrays `(rounds, requests)` per trial."""
+    paired = [np.log(other).mean(axis=0) - np.log(base).mean(axis=0) for base, other in both]
+    estimates, samples, blocks = np.zeros(3), np.zeros((replicates, 3)), []
+    for (base, other), ratios in zip(both, paired, strict=True):
+        block = max(block_length(series) for series in (ratios, np.log(base).mean(0), np.log(other).mean(0)))
+        blocks.append(block)
+        estimates += _statistics(base, other, ratios)
+        for i, indices in enumerate(circular_blocks(len(ratios), block, replicates, rng)):
+            samples[i] += _statistics(base[:, indices], other[:, indices], ratios[indices])
+    estimates, samples = estimates / len(both), samples / len(both)
+    shortest = min(len(ratios) for ratios in paired)
+    low, high = block_interval(estimates, samples, shortest, max(blocks), confidence)
+    return [
+        RequestEffect(
+            cell=pairing.cell,
+            arm=pairing.arm,
+            measure=measure,
+            statistic=statistic,
+            estimate=float(np.exp(estimates[i])),
+            low=float(np.exp(low[i])),
+            high=float(np.exp(high[i])),
+            faster=float((np.concatenate(paired) < 0).mean()),
+            requests=sum(len(ratios) for ratios in paired),
+            trials=len(both),
+            block=max(blocks),
+        )
+        for i, statistic in enumerate(("paired", *(f"p{q}" for q in QUANTILES)))
+    ]
+
+
+def _statistics(base: Array, other: Array, ratios: Array) -> Array:
+    quantiles = np.log(np.percentile(other, QUANTILES)) - np.log(np.percentile(base, QUANTILES))
+    return np.array([ratios.mean(), *quantiles])

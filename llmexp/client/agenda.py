@@ -39,9 +39,7 @@ class ClosedLoop:
     requests start in the workload's order whichever worker takes them.
     """
 
-    def __init__(
-        self, claims: int, slots: int, start: float, follow: Sequence[int], think_s: Sequence[float]
-    ) -> None:
+    def __init__(self, claims: int, slots: int, start: float, follow: Sequence[int], think_s: Sequence[float]) -> None:
         self._claims = claims
         self._free = deque([start] * slots)  # since when each free slot has been so
         self._follow = follow

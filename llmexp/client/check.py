@@ -85,13 +85,9 @@ def check_client(
     if lag_p99 > lag_limit_ms:
         problems.append(f"sends were {lag_p99:.2f} ms late at p99 (limit {lag_limit_ms:.2f} ms): {more}")
     if loop_lag_p99 > lag_limit_ms:
-        problems.append(
-            f"the event loop was {loop_lag_p99:.2f} ms late at p99 (limit {lag_limit_ms:.2f} ms): {more}"
-        )
+        problems.append(f"the event loop was {loop_lag_p99:.2f} ms late at p99 (limit {lag_limit_ms:.2f} ms): {more}")
     if max(cpu_shares, default=0.0) > CPU_SHARE_LIMIT:
-        problems.append(
-            f"a worker used {max(cpu_shares):.0%} of a core (limit {CPU_SHARE_LIMIT:.0%}): {more}"
-        )
+        problems.append(f"a worker used {max(cpu_shares):.0%} of a core (limit {CPU_SHARE_LIMIT:.0%}): {more}")
     if intended_rate and achieved_rate and achieved_rate < ACHIEVED_RATE_LIMIT * intended_rate:
         cause = f"raise load.max_in_flight ({capped} requests waited for it)" if capped else more
         problems.append(f"sent {achieved_rate:.2f} requests/s, not {intended_rate:.2f}: {cause}")

@@ -52,6 +52,7 @@ class Driver:
         self._prepare()
         self._pump()
         await self._done
+        progress(len(self.ledger))
         self._alarm.close()
         self._heartbeat.close()
 
@@ -83,9 +84,7 @@ class Driver:
             self.max_in_flight = max(self.max_in_flight, len(self._calls))
             if now - call.intended > self._timeout_s:
                 call.sent = call.end = now
-                call.error = (
-                    f"not sent: it waited in the client beyond client.timeout_s={self._timeout_s:g} s"
-                )
+                call.error = f"not sent: it waited in the client beyond client.timeout_s={self._timeout_s:g} s"
                 self.finished(call)
             else:
                 self._transport.send(call, body)

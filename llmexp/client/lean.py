@@ -57,7 +57,10 @@ class LeanTransport:
     async def open(self, connections: int, finished: Callable[[Call], None]) -> None:
         self._finished = finished
         loop = asyncio.get_running_loop()
-        found = await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
+        try:
+            found = await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
+        except socket.gaierror as error:
+            raise OSError(f"cannot find the host of {self.base_url}: {error.strerror}") from None
         self._family, _, _, _, self._address = found[0]
         fresh = [_Connection(self, None) for _ in range(connections)]
         await asyncio.gather(*(self._connect(connection) for connection in fresh))
@@ -116,9 +119,7 @@ class LeanTransport:
             await loop.sock_connect(sock, self._address)
             connection.sock = None if self._tls else sock
             tls_host = self._host if self._tls else None
-            await loop.create_connection(
-                lambda: connection, sock=sock, ssl=self._tls, server_hostname=tls_host
-            )
+            await loop.create_connection(lambda: connection, sock=sock, ssl=self._tls, server_hostname=tls_host)
         except OSError as error:
             sock.close()
             connection.fail(f"cannot connect to {self.base_url}: {error.strerror or error}")
@@ -222,9 +223,7 @@ class _Connection(asyncio.Protocol):
             self._complete()
         else:
             why = f" ({exc})" if exc else ""
-            stage = (
-                f"{len(call.chunks)} token chunks into its answer" if self._status else "before it answered"
-            )
+            stage = f"{len(call.chunks)} token chunks into its answer" if self._status else "before it answered"
             self.fail(f"the server closed the connection {stage}{why}")
 
     # httptools
@@ -246,9 +245,7 @@ class _Connection(asyncio.Protocol):
         if status != 200:
             self._refusal = f"HTTP {status}"
         elif not self._refusal and not self._content_type.startswith(b"text/event-stream"):
-            self._refusal = (
-                f"{self._owner.base_url} answered with {shown(self._content_type)}, no event stream"
-            )
+            self._refusal = f"{self._owner.base_url} answered with {shown(self._content_type)}, no event stream"
 
     def on_body(self, body: bytes) -> None:
         if self._refusal:

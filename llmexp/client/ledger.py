@@ -48,9 +48,7 @@ class Ledger:
 
     def __init__(self) -> None:
         names = ROW.names or ()
-        self._columns: dict[str, array[Any]] = {
-            name: array("i" if ROW[name] == "i4" else "d") for name in names
-        }
+        self._columns: dict[str, array[Any]] = {name: array("i" if ROW[name] == "i4" else "d") for name in names}
         self._chunks = array("d")
         self._finish_reasons: list[str | None] = []
         self._seen_reasons: dict[str, str] = {}

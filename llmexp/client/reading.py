@@ -61,9 +61,7 @@ class Reading:
         """Takes a parsed chunk."""
         call = self._call
         if error := chunk.get("error"):
-            call.error = (
-                f"error in the stream: {error.get('message', error) if isinstance(error, Mapping) else error}"
-            )
+            call.error = f"error in the stream: {error.get('message', error) if isinstance(error, Mapping) else error}"
             return
         for choice in chunk["choices"]:
             text, other = self._content(choice)
@@ -96,9 +94,7 @@ class Reading:
         """Settles the call once the response is complete."""
         call = self._call
         if call.error is None and not self.done and call.finish_reason is None:
-            call.error = (
-                f"the stream ended without a finish reason or {DONE.decode()}, {len(call.chunks)} chunks in"
-            )
+            call.error = f"the stream ended without a finish reason or {DONE.decode()}, {len(call.chunks)} chunks in"
         if self._finish_at is not None and (call.output_tokens or 0) > len(call.chunks):
             call.chunks.append(self._finish_at)
 
@@ -108,7 +104,5 @@ def _first_token(logprobs: Mapping[str, Any]) -> str | None:
     if top := logprobs.get("top_logprobs"):  # completions
         return orjson.dumps(top[0]).decode()
     if content := logprobs.get("content"):  # chat
-        return orjson.dumps(
-            {entry["token"]: entry["logprob"] for entry in content[0]["top_logprobs"]}
-        ).decode()
+        return orjson.dumps({entry["token"]: entry["logprob"] for entry in content[0]["top_logprobs"]}).decode()
     return None

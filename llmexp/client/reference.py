@@ -27,9 +27,7 @@ class OpenAITransport:
         self._api = api
         self._keep_text = keep_text
         self._make_fields = make_fields
-        no_limits = type(openai.DEFAULT_CONNECTION_LIMITS)(
-            max_connections=None, max_keepalive_connections=None
-        )
+        no_limits = type(openai.DEFAULT_CONNECTION_LIMITS)(max_connections=None, max_keepalive_connections=None)
         self._client = openai.AsyncOpenAI(
             base_url=base_url.rstrip("/") + "/v1",
             api_key=api_key or "none",

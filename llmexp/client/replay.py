@@ -164,9 +164,7 @@ def _num_workers(client: ClientConfig, places: int | None, due_s: NDArray[np.flo
     return max(1, min(workers, n, places or workers))
 
 
-def _requests(
-    target: Target, workload: Workload, client: ClientConfig, folder: Path, salted: bool
-) -> Requests:
+def _requests(target: Target, workload: Workload, client: ClientConfig, folder: Path, salted: bool) -> Requests:
     """What the workers send, with the prompts in a file that they share."""
     chat = client.api == "chat"
     texts = None

@@ -34,9 +34,7 @@ class Bodies:
     def __init__(self, requests: Requests) -> None:
         self._requests = requests
         size = int(requests.bounds[-1])
-        self._tokens = (
-            np.asarray(np.memmap(requests.prompts, np.int32, "r")) if size else np.empty(0, np.int32)
-        )
+        self._tokens = np.asarray(np.memmap(requests.prompts, np.int32, "r")) if size else np.empty(0, np.int32)
         self._bounds = requests.bounds.tolist()
         self._output_tokens = requests.output_tokens.tolist()
 

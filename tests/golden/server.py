@@ -147,7 +147,7 @@ class GoldenServer:
             self.in_flight += 1
             self.max_in_flight = max(self.max_in_flight, self.in_flight)
             try:
-                return await self._complete(seen, number, writer)
+                return await self._complete(seen, number, reader, writer)
             finally:
                 self.in_flight -= 1
                 seen.ended_s = time.monotonic()
@@ -194,7 +194,9 @@ class GoldenServer:
         ]
         return "\n".join([*lines, ""])
 
-    async def _complete(self, seen: Seen, number: int, writer: asyncio.StreamWriter) -> bool:
+    async def _complete(
+        self, seen: Seen, number: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> bool:
         b = self.behaviour
         affected = b.fault_requests is None or number in b.fault_requests
         fault = b.fault if affected else None
@@ -209,7 +211,8 @@ class GoldenServer:
             if token:
                 seen.sent_s.append(time.monotonic())
         if fault == "stall":
-            await asyncio.sleep(3600)
+            await reader.read()  # until the client gives up
+            return False
         if fault == "close":
             writer.close()
             return False

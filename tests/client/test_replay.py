@@ -1,0 +1,307 @@
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from llmexp.client.records import TRACE_SCHEMA
+from llmexp.errors import ConfigError, EngineError
+from llmexp.schema.load import ClosedLoop, Constant, Poisson, Trace
+from tests.client.sending import by_request, numbered, send
+from tests.golden.server import golden_server
+
+TRANSPORTS = ("lean", "openai")
+# Between a time that the server took and the one that the client took for the same event. Generous, because
+# the machine may be busy: what is tested is that they belong to the same event.
+CLOSE_S = 0.1
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("api", ["completions", "chat"])
+def test_the_trace_tells_what_the_server_did(transport: str, api: str) -> None:
+    workload = numbered(6, columns={"prompt_text": [f"request {i}" for i in range(6)]})
+    with golden_server(ttft_s=0.03, itl_s=0.01, cached_tokens=3) as server:
+        found = send(server, workload, ClosedLoop(concurrency=2), {"transport": transport, "api": api})
+    trace = found.trace
+    assert trace.schema == TRACE_SCHEMA
+    assert found.complete
+    assert trace["request"].to_pylist() == list(range(6))
+    assert trace["error"].to_pylist() == [None] * 6
+    assert trace["finish_reason"].to_pylist() == ["length"] * 6
+    assert trace["output_tokens"].to_pylist() == [4] * 6
+    assert trace["cached_tokens"].to_pylist() == [3] * 6
+    if api == "completions":
+        assert trace["prompt_tokens"].to_pylist() == [5] * 6
+        seen = by_request(server)
+    else:
+        seen = {int(s.body["messages"][0]["content"].split()[1]): s for s in server.seen}
+    for row in trace.to_pylist():
+        truth = np.array(seen[row["request"]].sent_s) - found.origin_monotonic_s
+        late = np.array(row["chunk_s"]) - truth
+        assert len(truth) == 4
+        assert (late > -0.005).all() and (late < CLOSE_S).all()
+        assert row["first_token_s"] == row["chunk_s"][0]
+        assert row["last_token_s"] == row["chunk_s"][-1]
+        assert (
+            row["intended_s"] <= row["sent_s"] <= row["first_token_s"] <= row["last_token_s"] <= row["end_s"]
+        )
+    assert server.max_in_flight == 2
+    assert found.check.max_in_flight == 2
+
+
+def test_a_request_holds_what_the_workload_and_the_config_say() -> None:
+    workload = numbered(3, columns={"priority": [2, 0, 1]}, request_fields={"logprobs": 5})
+    options = {"seed": 11, "temperature": 0.5, "ignore_eos": False}
+    with golden_server() as server:
+        send(server, workload, client=options)
+    assert [seen.body for seen in server.seen] == [
+        {
+            "model": "golden",
+            "prompt": [i] * 5,
+            "max_tokens": 4,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "temperature": 0.5,
+            "seed": 11,
+            "ignore_eos": False,
+            "priority": priority,
+            "logprobs": 5,
+        }
+        for i, priority in enumerate([2, 0, 1])
+    ]
+
+
+def test_both_transports_send_the_same() -> None:
+    bodies = {}
+    for transport in TRANSPORTS:
+        with golden_server() as server:
+            send(server, numbered(2, columns={"priority": [1, 2]}), client={"transport": transport})
+            bodies[transport] = [seen.body for seen in server.seen]
+    assert bodies["lean"] == bodies["openai"]
+
+
+def test_text_is_sent_where_asked_and_refused_where_there_is_none() -> None:
+    with golden_server() as server:
+        send(server, numbered(1, columns={"prompt_text": ["hello"]}), client={"prompt": "text"})
+        assert server.seen[0].body["prompt"] == "hello"
+        for options in ({"prompt": "text"}, {"api": "chat"}):
+            with pytest.raises(ConfigError, match="has only token ids"):
+                send(server, numbered(1), client=options)
+
+
+def test_salts_differ_between_requests_and_rounds() -> None:
+    with golden_server() as server:
+        for index in range(2):
+            send(server, numbered(4), round_index=index, salted=True)
+    salts = [seen.body["cache_salt"] for seen in server.seen]
+    assert len(set(salts)) == 8
+
+
+def test_the_key_is_sent_and_the_path_kept() -> None:
+    from llmexp.client.replay import replay
+    from llmexp.engines.target import Target
+    from llmexp.schema.load import ClientConfig
+
+    with golden_server() as server:
+        target = Target(server.url, "golden", api_key="secret")
+        replay(target, numbered(1), ClosedLoop(concurrency=1), ClientConfig(), round_index=0)
+        assert server.seen[0].headers["authorization"] == "Bearer secret"
+        found = send(server.url + "/prefix/", numbered(1))
+    assert "HTTP 404" in found.trace["error"].to_pylist()[0]
+
+
+def test_text_and_logprobs_reach_the_trace_where_asked() -> None:
+    with golden_server() as server:
+        kept = send(server, numbered(2, output_tokens=2, keep_text=True)).trace
+        plain = send(server, numbered(1)).trace
+    assert kept["text"].to_pylist() == [' t"0 t"1'] * 2
+    assert plain["text"].to_pylist() == [None]
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_a_closed_loop_keeps_its_concurrency_and_order(workers: int) -> None:
+    with golden_server(ttft_s=0.02) as server:
+        found = send(server, numbered(40), ClosedLoop(concurrency=5), {"workers": workers})
+    assert server.max_in_flight == 5
+    assert found.check.asked_in_flight == found.check.max_in_flight == 5
+    assert found.trace["request"].to_pylist() == list(range(40))
+    assert len(set(found.trace["worker"].to_pylist())) == workers
+    # Requests start in the workload's order, but for one that each worker holds ready.
+    arrived = np.array([seen.body["prompt"][0] for seen in server.seen])
+    assert np.abs(arrived - np.arange(40)).max() <= 5 + workers
+    assert found.check.littles_law_ratio == pytest.approx(1, abs=0.02)
+
+
+def test_open_loop_requests_go_when_due_and_count_from_then() -> None:
+    with golden_server(ttft_s=0.3) as server:
+        found = send(server, numbered(10), Constant(rate=50.0), {"workers": 2})
+    assert found.trace["intended_s"].to_numpy() == pytest.approx(np.arange(10) / 50)
+    sent = found.trace["sent_s"].to_numpy()
+    assert (sent >= found.trace["intended_s"].to_numpy()).all()
+    assert server.max_in_flight == 10  # none waited for another's answer
+    assert found.check.intended_rate_per_s == pytest.approx(50)
+
+
+def test_the_cap_holds_and_the_wait_for_it_is_latency_but_not_lag() -> None:
+    with golden_server(ttft_s=0.1, itl_s=0.0) as server:
+        found = send(server, numbered(6), Constant(rate=1000.0, max_in_flight=2))
+    assert server.max_in_flight == 2
+    assert found.check.capped_requests == 4
+    assert found.check.asked_in_flight == 2
+    waits = found.trace["sent_s"].to_numpy() - found.trace["intended_s"].to_numpy()
+    assert (waits[2:4] > 0.09).all() and (waits[4:] > 0.18).all()
+    assert found.check.lag_ms_p99 < 80
+    assert found.check.saturated and "max_in_flight" in found.check.advice
+
+
+def test_a_trace_is_replayed_by_the_workloads_own_offsets() -> None:
+    offsets = [0.0, 0.05, 0.05, 0.2]
+    with golden_server() as server:
+        found = send(server, numbered(4, arrivals_s=offsets), Trace(speed=2.0))
+    assert found.trace["intended_s"].to_pylist() == pytest.approx([0.0, 0.025, 0.025, 0.1])
+
+
+def test_arrivals_follow_the_seed() -> None:
+    with golden_server() as server:
+        due = [
+            send(server, numbered(5), Poisson(rate=100.0), seed=seed).trace["intended_s"].to_pylist()
+            for seed in (1, 1, 2)
+        ]
+    assert due[0] == due[1] != due[2]
+
+
+@pytest.mark.parametrize("load", [ClosedLoop(concurrency=3), Constant(rate=1000.0)])
+def test_turns_of_a_conversation_wait_for_the_answer_and_the_pause(load: Any) -> None:
+    # Two conversations, one of three turns and one of two, and two requests that stand alone.
+    conversation = [7, 8, 7, -1, 8, 7, -1]
+    think_s = [0.0, 0.0, 0.05, 0.0, 0.1, 0.0, 0.0]
+    workload = numbered(7, columns={"conversation": conversation, "think_s": think_s})
+    with golden_server(ttft_s=0.02) as server:
+        found = send(server, workload, load, {"workers": 2})
+    rows = found.trace.to_pylist()
+    assert [row["error"] for row in rows] == [None] * 7
+    for before, after in ((0, 2), (2, 5), (1, 4)):
+        due = rows[before]["end_s"] + think_s[after]
+        assert rows[after]["intended_s"] == pytest.approx(due, abs=1e-9)
+        assert rows[after]["sent_s"] >= due
+    assert len({seen.body["prompt"][0] for seen in server.seen}) == 7
+
+
+def test_more_workers_than_places_or_requests_are_not_started() -> None:
+    with golden_server() as server:
+        assert len(send(server, numbered(9), ClosedLoop(concurrency=2), {"workers": 4}).check.cpu_shares) == 2
+        assert len(send(server, numbered(1), Constant(rate=9.0), {"workers": 4}).check.cpu_shares) == 1
+        assert len(send(server, numbered(3), client={"workers": "auto"}).check.cpu_shares) == 1
+
+
+def test_an_empty_workload_is_a_round_without_rows() -> None:
+    found = send("http://127.0.0.1:9", numbered(0))
+    assert len(found.trace) == 0 and found.trace.schema == TRACE_SCHEMA and found.complete
+
+
+def test_progress_ends_with_all() -> None:
+    heard: list[tuple[int, int]] = []
+    with golden_server(ttft_s=0.3) as server:
+        send(server, numbered(4), progress=lambda ended, total: heard.append((ended, total)))
+    assert heard == sorted(heard)
+    assert heard[-1] == (4, 4)
+
+
+def test_an_interruption_returns_what_was_measured() -> None:
+    interrupted = threading.Event()
+    with golden_server(fault="stall", fault_requests=frozenset({3})) as server:
+        threading.Thread(target=lambda: (_wait_for(server, 4), time.sleep(0.2), interrupted.set())).start()
+        found = send(server, numbered(10), interrupted=interrupted)
+    assert not found.complete
+    assert found.trace["error"].to_pylist() == [None, None, None, "interrupted"]
+
+
+def test_ctrl_c_spills_what_was_measured_and_leaves_no_process(tmp_path: Path) -> None:
+    script = textwrap.dedent(
+        """
+        import sys
+        from pathlib import Path
+        from llmexp.schema.load import ClosedLoop
+        from tests.client.sending import numbered, send
+        try:
+            send(sys.argv[1], numbered(10), ClosedLoop(concurrency=2), {"workers": 2},
+            spill=Path(sys.argv[2]))
+        except KeyboardInterrupt:
+            sys.exit(130)
+        """
+    )
+    spill = tmp_path / "spilled.parquet"
+    with golden_server(fault="stall", fault_requests=frozenset({4, 5})) as server:
+        process = subprocess.Popen([sys.executable, "-c", script, server.url, str(spill)])
+        _wait_for(server, 6)
+        time.sleep(0.2)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 130
+        _until(lambda: server.in_flight == 0)
+    trace = pq.read_table(spill)
+    assert trace["error"].to_pylist().count("interrupted") == 2
+    assert trace["error"].to_pylist().count(None) == len(trace) - 2 == 4
+
+
+def test_workers_end_with_their_parent() -> None:
+    script = "import sys; from tests.client.sending import *; send(sys.argv[1], numbered(2))"
+    with golden_server(fault="stall") as server:
+        process = subprocess.Popen([sys.executable, "-c", script, server.url])
+        _wait_for(server, 1)
+        children = _children(process.pid)
+        process.kill()
+        process.wait()
+        assert children
+        _until(lambda: not any(Path(f"/proc/{child}").exists() for child in children))
+
+
+def test_a_worker_that_dies_is_reported_and_the_others_records_are_spilled(tmp_path: Path) -> None:
+    spill = tmp_path / "spilled.parquet"
+
+    def kill_one() -> None:
+        _wait_for(server, 4)
+        time.sleep(0.2)
+        os.kill(_children(os.getpid())[0], signal.SIGKILL)
+
+    with golden_server(fault="stall", fault_requests=frozenset({2, 3})) as server:
+        threading.Thread(target=kill_one).start()
+        with pytest.raises(EngineError, match="a client worker died with exit code -9"):
+            send(
+                server,
+                numbered(4),
+                ClosedLoop(concurrency=2),
+                {"workers": 2, "timeout_s": 1.0},
+                spill=spill,
+            )
+    trace = pq.read_table(spill)
+    assert len(trace) >= 1
+    assert len(set(trace["worker"].to_pylist())) == 1
+
+
+def test_a_host_that_does_not_exist_is_named() -> None:
+    with pytest.raises(EngineError, match=r"nowhere\.invalid"):
+        send("http://nowhere.invalid:8000", numbered(1))
+
+
+def _wait_for(server: Any, requests: int) -> None:
+    _until(lambda: len(server.seen) >= requests)
+
+
+def _until(condition: Any) -> None:
+    for _ in range(2000):
+        if condition():
+            return
+        time.sleep(0.01)
+    raise AssertionError("it never came about")
+
+
+def _children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]

@@ -61,9 +61,7 @@ class SharedPrefix(Section):
         lt=1,
         description="share of prompt tokens that hits can serve; lengths stay, sharing adapts",
     )
-    reuse_block_size: PositiveInt = Field(
-        16, description="block size that `reuse` is reckoned in: the engine's"
-    )
+    reuse_block_size: PositiveInt = Field(16, description="block size that `reuse` is reckoned in: the engine's")
     seed: Seed = 0
 
 
@@ -109,9 +107,7 @@ class Mooncake(_Trace):
     """
 
     kind: Literal["mooncake"] = "mooncake"
-    block_tokens: PositiveInt = Field(
-        512, ge=2, description="tokens that one hash id stands for in the trace"
-    )
+    block_tokens: PositiveInt = Field(512, ge=2, description="tokens that one hash id stands for in the trace")
 
 
 class Azure(_Trace):
@@ -146,7 +142,25 @@ class Alpaca(_Dataset):
     kind: Literal["alpaca"] = "alpaca"
 
 
+class Mmlu(Section):
+    """MMLU's test questions after solved examples, scored by the one letter that is generated."""
+
+    kind: Literal["mmlu"] = "mmlu"
+    path: str | None = Field(
+        None, description="folder with dev/SUBJECT_dev.csv and test/SUBJECT_test.csv; null: the Hub's cais/mmlu"
+    )
+    shots: int = Field(5, ge=0, le=5, description="solved examples before each question")
+    subjects: tuple[str, ...] | None = Field(None, min_length=1, description="null: all")
+    prefix: Literal["per_subject", "fixed"] = Field(
+        "per_subject", description="examples from the question's subject, or one block before all questions"
+    )
+    num_questions: PositiveInt | None = Field(500, description="questions in a round, sampled; null: all")
+    order: Literal["shuffled", "sorted", "by_subject"] = Field("shuffled", description="sorted: by token length")
+    chat_template: bool = Field(False, description="ask through the model's chat template")
+    seed: Seed = 0
+
+
 WorkloadConfig = Annotated[
-    SharedPrefix | UniquePrefix | Custom | Mooncake | Azure | ShareGpt | Alpaca,
+    SharedPrefix | UniquePrefix | Mmlu | Custom | Mooncake | Azure | ShareGpt | Alpaca,
     Field(discriminator="kind"),
 ]

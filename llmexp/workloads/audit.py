@@ -231,6 +231,4 @@ def require_no_reuse(workload: Workload, account: Audit) -> None:
 def require_disjoint(a: Workload, b: Workload, block_size: int) -> None:
     """Raises WorkloadError if the two workloads share a block."""
     if shared := shared_blocks_between(a, b, block_size):
-        raise WorkloadError(
-            f"{a.name} and {b.name} share {shared} blocks of {block_size} tokens; they must share none"
-        )
+        raise WorkloadError(f"{a.name} and {b.name} share {shared} blocks of {block_size} tokens; they must share none")

@@ -66,9 +66,7 @@ def blocks_of(workload: Workload, size: int) -> Blocks:
     for i in range(count):
         tokens = workload.prompt_at(i)
         if len(tokens) != prompt_tokens[i]:
-            raise WorkloadError(
-                f"request {i} declares {prompt_tokens[i]} prompt tokens and has {len(tokens)}"
-            )
+            raise WorkloadError(f"request {i} declares {prompt_tokens[i]} prompt tokens and has {len(tokens)}")
         if known[i]:
             tokens = workload.prompt_at(int(answer_in[i]))[: kept_tokens[i]]
         prefixes = prefix_keys(tokens)

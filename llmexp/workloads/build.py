@@ -12,6 +12,7 @@ from llmexp.models import Model
 from llmexp.schema.workloads import WorkloadConfig
 from llmexp.workloads.custom import custom
 from llmexp.workloads.datasets import dataset
+from llmexp.workloads.mmlu import mmlu
 from llmexp.workloads.synthetic import shared_prefix, unique_prefix
 from llmexp.workloads.traces import azure, mooncake
 from llmexp.workloads.workload import Workload
@@ -19,6 +20,7 @@ from llmexp.workloads.workload import Workload
 BUILDERS: dict[str, Callable[[Any, Model], Workload]] = {
     "shared_prefix": shared_prefix,
     "unique_prefix": unique_prefix,
+    "mmlu": mmlu,
     "custom": custom,
     "mooncake": mooncake,
     "azure": azure,

@@ -34,9 +34,7 @@ class CustomLine(Section):
     def _one_prompt(self) -> "CustomLine":
         given = [name for name in ("prompt", "token_ids", "messages") if getattr(self, name)]
         if len(given) != 1:
-            raise ValueError(
-                f"exactly one of prompt, token_ids and messages is needed, and not empty; got {given}"
-            )
+            raise ValueError(f"exactly one of prompt, token_ids and messages is needed, and not empty; got {given}")
         return self
 
 
@@ -53,15 +51,12 @@ def custom(config: Custom, model: Model) -> Workload:
     for i, prompt in enumerate(workload.prompts()):
         if prompt.max() >= model.vocab_size:
             raise WorkloadError(
-                f"{config.path}: request {i} has token id {prompt.max()}; "
-                f"{model.name} has ids below {model.vocab_size}"
+                f"{config.path}: request {i} has token id {prompt.max()}; {model.name} has ids below {model.vocab_size}"
             )
     kept = np.arange(len(workload))[: config.limit]
     if config.order == "shuffled":
         if workload.arrivals_s is not None or "conversation" in workload.columns:
-            raise ConfigError(
-                "workload.order=shuffled: the requests have arrivals or conversations; use order=file"
-            )
+            raise ConfigError("workload.order=shuffled: the requests have arrivals or conversations; use order=file")
         kept = kept[permutation(len(kept), config.seed, "order")]
     recipe = {"file_sha256": sha256_of(config.path)}
     return replace(selected(workload, kept), name=config.kind, recipe=recipe)

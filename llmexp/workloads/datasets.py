@@ -126,8 +126,6 @@ def _sharegpt_texts(place: str, entry: Any) -> tuple[str, ...]:
 def _alpaca_texts(place: str, entry: Any) -> tuple[str, ...]:
     try:
         template = WITH_INPUT if entry.get("input") else WITHOUT_INPUT
-        return template.format(instruction=entry["instruction"], input=entry.get("input")), str(
-            entry["output"]
-        )
+        return template.format(instruction=entry["instruction"], input=entry.get("input")), str(entry["output"])
     except (KeyError, TypeError, AttributeError) as error:
         raise WorkloadError(f"{place}: expected instruction, input and output; {error!r}") from None

@@ -21,9 +21,7 @@ def sha256_of(path: str | Path) -> str:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
-def read_json_lines(
-    path: str | Path, kind: type[Line], limit: int | None = None
-) -> Iterator[tuple[str, Line]]:
+def read_json_lines(path: str | Path, kind: type[Line], limit: int | None = None) -> Iterator[tuple[str, Line]]:
     """Every non-empty line as a `kind`, with its place (`file:line`).
 
     Raises WorkloadError for a line that is no JSON or does not fit.
@@ -43,9 +41,7 @@ def read_json_lines(
                 found += 1
 
 
-def read_csv(
-    path: str | Path, kind: type[Line], columns: dict[str, str], limit: int | None = None
-) -> Iterator[Line]:
+def read_csv(path: str | Path, kind: type[Line], columns: dict[str, str], limit: int | None = None) -> Iterator[Line]:
     """Every row of a CSV file with a header as a `kind`, whose fields come from the named `columns`.
 
     Raises WorkloadError if a column is missing or a row does not fit.
@@ -55,17 +51,13 @@ def read_csv(
         present = reader.fieldnames or []
         for column in columns.values():
             if column not in present:
-                raise WorkloadError(
-                    f"{path}:1: no column {column!r}; the file has {', '.join(present) or 'none'}"
-                )
+                raise WorkloadError(f"{path}:1: no column {column!r}; the file has {', '.join(present) or 'none'}")
         for found, row in enumerate(reader):
             if found == limit:
                 return
             place = f"{path}:{reader.line_num}"
             if None in row or None in row.values():
-                raise WorkloadError(
-                    f"{place}: the row has another number of fields than the header's {len(present)}"
-                )
+                raise WorkloadError(f"{place}: the row has another number of fields than the header's {len(present)}")
             yield parse(place, {field: row[column] for field, column in columns.items()}, kind)
 
 

@@ -63,9 +63,7 @@ def _batches(workload: Workload) -> Iterator[pa.RecordBatch]:
         if workload.arrivals_s is not None:
             arrays["arrival_s"] = pa.array(workload.arrivals_s[rows])
         for name, values in workload.columns.items():
-            arrays[COLUMN + name] = pa.array(
-                values[rows].tolist() if values.dtype == object else values[rows]
-            )
+            arrays[COLUMN + name] = pa.array(values[rows].tolist() if values.dtype == object else values[rows])
         yield pa.RecordBatch.from_pydict(arrays)
 
 
@@ -94,9 +92,7 @@ def load(path: str | Path) -> Workload:
         output_tokens=table["output_tokens"].to_numpy(),
         arrivals_s=table["arrival_s"].to_numpy() if "arrival_s" in table.column_names else None,
         columns={
-            name.removeprefix(COLUMN): table[name].to_numpy()
-            for name in table.column_names
-            if name.startswith(COLUMN)
+            name.removeprefix(COLUMN): table[name].to_numpy() for name in table.column_names if name.startswith(COLUMN)
         },
         request_fields=facts["request_fields"],
         keep_text=facts["keep_text"],

@@ -22,9 +22,7 @@ def load_tokenizer(model: Model) -> "Tokenizer":
     Raises WorkloadError if the model's folder has none.
     """
     if not (model.path / "tokenizer.json").is_file():
-        raise WorkloadError(
-            f"model {model.name}: no tokenizer.json in {str(model.path)!r}; text prompts need one"
-        )
+        raise WorkloadError(f"model {model.name}: no tokenizer.json in {str(model.path)!r}; text prompts need one")
     tokenizer = model.tokenizer()
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -56,19 +54,13 @@ class ChatTemplate:
         if isinstance(template, list):
             template = next((each["template"] for each in template if each["name"] == "default"), None)
         if not template:
-            raise WorkloadError(
-                f"model {model.name}: no chat template in {str(model.path)!r}; chat prompts need one"
-            )
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
-        )
+            raise WorkloadError(f"model {model.name}: no chat template in {str(model.path)!r}; chat prompts need one")
+        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
         environment.globals["raise_exception"] = self._refuse
         self._template = environment.from_string(template)
         named = {name: facts.get(name) for name in ("bos_token", "eos_token", "unk_token", "pad_token")}
         self._tokens = {
-            name: token["content"] if isinstance(token, dict) else token
-            for name, token in named.items()
-            if token
+            name: token["content"] if isinstance(token, dict) else token for name, token in named.items() if token
         }
 
     def render(self, messages: Sequence[Mapping[str, Any]]) -> str:

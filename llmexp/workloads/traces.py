@@ -54,18 +54,14 @@ def mooncake(config: Mooncake, model: Model) -> Workload:
     timestamps: list[float] = []
     for place, line in read_json_lines(config.path, MooncakeLine, config.limit):
         if timestamps and line.timestamp < timestamps[-1]:
-            raise WorkloadError(
-                f"{place}: timestamp {line.timestamp:g} goes back; {timestamps[-1]:g} came before"
-            )
+            raise WorkloadError(f"{place}: timestamp {line.timestamp:g} goes back; {timestamps[-1]:g} came before")
         ids = -(-line.input_length // config.block_tokens)
         if len(line.hash_ids) != ids:
             raise WorkloadError(
                 f"{place}: {len(line.hash_ids)} hash_ids for input_length={line.input_length}; "
                 f"blocks of {config.block_tokens} tokens make {ids}"
             )
-        requests.append(
-            np.array([numbers.setdefault(each, len(numbers)) for each in line.hash_ids], np.int64)
-        )
+        requests.append(np.array([numbers.setdefault(each, len(numbers)) for each in line.hash_ids], np.int64))
         full, rest = divmod(line.input_length, config.block_tokens)
         scaled_rest = min(-(-rest * block // config.block_tokens), block - 1)
         prompt_tokens.append(full * block + scaled_rest)

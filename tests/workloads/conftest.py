@@ -9,9 +9,7 @@ from llmexp.models import Model
 from llmexp.workloads.workload import Workload, packed
 
 
-def make_model(
-    vocab_size: int = 1000, special: tuple[int, ...] = (0, 1, 2), max_model_len: int = 4096
-) -> Model:
+def make_model(vocab_size: int = 1000, special: tuple[int, ...] = (0, 1, 2), max_model_len: int = 4096) -> Model:
     return Model("made", Path("/nowhere"), vocab_size, frozenset(special), max_model_len, {})
 
 
@@ -36,9 +34,7 @@ def make_text_model(folder: Path, max_model_len: int = 4096) -> Model:
     tokenizer.add_special_tokens(["<s>"])
     tokenizer.post_processor = processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", 0)])
     tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(
-        json.dumps({"chat_template": CHAT_TEMPLATE, "bos_token": "<s>"})
-    )
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": CHAT_TEMPLATE, "bos_token": "<s>"}))
     return Model("bytes", folder, len(vocab), frozenset([0]), max_model_len, {})
 
 

@@ -75,9 +75,7 @@ def test_bound_is_what_a_cache_without_eviction_serves(prompts: list[list[int]],
     assert account.prompt_tokens == sum(map(len, prompts))
 
 
-@given(
-    st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=6), min_size=1, max_size=5), st.integers(1, 3)
-)
+@given(st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=6), min_size=1, max_size=5), st.integers(1, 3))
 @settings(max_examples=60)
 def test_order_independence_is_told_exactly(prompts: list[list[int]], size: int) -> None:
     from itertools import permutations
@@ -95,9 +93,7 @@ def test_lru_hit_rate_is_that_of_an_lru_list(prompts: list[list[int]], size: int
 @given(prompt_lists, sizes)
 def test_lru_that_holds_everything_serves_the_bound(prompts: list[list[int]], size: int) -> None:
     account = audit(from_prompts(prompts), size)
-    assert lru_hit_rate(from_prompts(prompts), size, account.blocks_to_hold) == pytest.approx(
-        account.ideal_hit_rate
-    )
+    assert lru_hit_rate(from_prompts(prompts), size, account.blocks_to_hold) == pytest.approx(account.ideal_hit_rate)
     assert len(reuse_distances(from_prompts(prompts), size)) * size == account.reusable_tokens
 
 

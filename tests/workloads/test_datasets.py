@@ -12,9 +12,7 @@ from llmexp.workloads.build import build
 from tests.workloads.conftest import make_model
 
 Write = Callable[[str, str], Path]
-LENGTHS = "prompt,output,other_prompt,other_output\n" + "".join(
-    f"{10 + i},{20 + i},{50 + i},9\n" for i in range(40)
-)
+LENGTHS = "prompt,output,other_prompt,other_output\n" + "".join(f"{10 + i},{20 + i},{50 + i},9\n" for i in range(40))
 
 
 def pairs(config: ShareGpt | Alpaca, model: Model) -> list[tuple[int, int]]:

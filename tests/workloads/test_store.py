@@ -77,10 +77,7 @@ def test_hash_covers_all_that_is_sent(change: str) -> None:
         "prompt": replace(workload, prompt_at=lambda i: workload.prompt_at(i)[::-1].copy()),
     }[change]
     assert changed.sha256 != workload.sha256
-    assert (
-        replace(workload, columns={**workload.columns, "subject": np.array(["x"] * 3)}).sha256
-        == workload.sha256
-    )
+    assert replace(workload, columns={**workload.columns, "subject": np.array(["x"] * 3)}).sha256 == workload.sha256
 
 
 def test_description_is_json() -> None:

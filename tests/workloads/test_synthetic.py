@@ -43,12 +43,8 @@ def test_first_tokens_of_the_control_are_distinct() -> None:
 
 def test_control_has_the_lengths_of_shared_prefix() -> None:
     lengths = LogNormal(distribution="lognormal", median=40, sigma=1, min=4, max=300)
-    shared = build(
-        SharedPrefix(num_requests=50, suffix_tokens=lengths, output_tokens=lengths, seed=3), make_model()
-    )
-    unique = build(
-        UniquePrefix(num_requests=50, suffix_tokens=lengths, output_tokens=lengths, seed=3), make_model()
-    )
+    shared = build(SharedPrefix(num_requests=50, suffix_tokens=lengths, output_tokens=lengths, seed=3), make_model())
+    unique = build(UniquePrefix(num_requests=50, suffix_tokens=lengths, output_tokens=lengths, seed=3), make_model())
     assert shared.prompt_tokens.tolist() == unique.prompt_tokens.tolist()
     assert shared.output_tokens.tolist() == unique.output_tokens.tolist()
     assert len(set(shared.prompt_tokens.tolist())) > 10
@@ -73,9 +69,7 @@ def test_popularity_follows_zipf() -> None:
 
 def test_orders_of_prefixes() -> None:
     def groups(order: str) -> list[int]:
-        config = SharedPrefix.model_validate(
-            {"num_requests": 7, "num_prefixes": 3, "order": order, "seed": 5}
-        )
+        config = SharedPrefix.model_validate({"num_requests": 7, "num_prefixes": 3, "order": order, "seed": 5})
         return [int(group) for group in build(config, make_model()).columns["prefix"]]
 
     grouped = groups("grouped")
@@ -130,9 +124,7 @@ def test_request_longer_than_the_model_allows() -> None:
 
 @given(st.floats(1, 500), st.floats(0.1, 2), st.integers(1, 50), st.integers(50, 900), st.integers(0, 99))
 @settings(max_examples=40, deadline=None)
-def test_lognormal_lengths_stay_within_their_ends(
-    median: float, sigma: float, low: int, high: int, seed: int
-) -> None:
+def test_lognormal_lengths_stay_within_their_ends(median: float, sigma: float, low: int, high: int, seed: int) -> None:
     lengths = LogNormal(distribution="lognormal", median=median, sigma=sigma, min=low, max=high)
     drawn = build(UniquePrefix(output_tokens=lengths, num_requests=50, seed=seed), make_model()).output_tokens
     assert low <= drawn.min() <= drawn.max() <= high

@@ -21,22 +21,13 @@ def request(timestamp: float, length: int, ids: list[int], output: int = 10) -> 
     return json.dumps(value) + "\n"
 
 
-TRACE = (
-    request(0, 1100, [0, 1, 2])
-    + request(1500, 1500, [0, 1, 3])
-    + request(4000, 512, [0])
-    + request(4000, 9, [7])
-)
+TRACE = request(0, 1100, [0, 1, 2]) + request(1500, 1500, [0, 1, 3]) + request(4000, 512, [0]) + request(4000, 9, [7])
 
 
 def test_equal_ids_are_equal_tokens(write: Write) -> None:
     workload = build(Mooncake(path=str(write("t.jsonl", TRACE))), make_model())
     first, second, third, _ = workload.prompts()
-    assert (
-        workload.prompt_tokens.tolist()
-        == [len(prompt) for prompt in workload.prompts()]
-        == [1100, 1500, 512, 9]
-    )
+    assert workload.prompt_tokens.tolist() == [len(prompt) for prompt in workload.prompts()] == [1100, 1500, 512, 9]
     assert np.array_equal(first[:1024], second[:1024])
     assert first[1024] != second[1024]
     assert np.array_equal(first[:512], third)

@@ -33,9 +33,7 @@ def test_full_concurrency_at_bounded_cost() -> None:
 
 
 def test_small_workload_is_warmed_with_its_own_lengths() -> None:
-    workload = build(
-        UniquePrefix(num_requests=3, prefix_tokens=100, suffix_tokens=1, output_tokens=2), make_model()
-    )
+    workload = build(UniquePrefix(num_requests=3, prefix_tokens=100, suffix_tokens=1, output_tokens=2), make_model())
     warm = warm_up(workload, make_model(), concurrency=8, block_size=16, seed=0)
     assert warm.prompt_tokens.tolist() == [101, 101, 101]
     assert warm.output_tokens.max() == 2
@@ -43,9 +41,7 @@ def test_small_workload_is_warmed_with_its_own_lengths() -> None:
 
 def test_deterministic() -> None:
     def warm(seed: int) -> Workload:
-        return warm_up(
-            build(SharedPrefix(), make_model()), make_model(), concurrency=4, block_size=16, seed=seed
-        )
+        return warm_up(build(SharedPrefix(), make_model()), make_model(), concurrency=4, block_size=16, seed=seed)
 
     assert warm(1).sha256 == warm(1).sha256 != warm(2).sha256
     assert not np.array_equal(warm(1).prompt_at(0), warm(2).prompt_at(0))

@@ -37,6 +37,4 @@ def standstill(
         "timeless": f"a step takes {duration_s} s, which must be positive and finite",
         "fruitless": "no request gets a token any more",
     }[reason]
-    return TimeStandsStillError(
-        f"at {now_s} s {what}: {running} running, {waiting} waiting, {free_blocks} free blocks"
-    )
+    return TimeStandsStillError(f"at {now_s} s {what}: {running} running, {waiting} waiting, {free_blocks} free blocks")

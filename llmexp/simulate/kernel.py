@@ -2,7 +2,7 @@
 function by function. It makes the same decisions and does the same floating-point operations in the same
 order, so its records are equal.
 
-Sequences are rows of ``Seqs``; the lists and queues of blocks are rings of array indices.
+Blocks and sequences are records in arrays, named by their index; queues of blocks are rings of indices.
 """
 
 from collections.abc import Callable
@@ -41,14 +41,47 @@ DONE, STUCK, TIMELESS, FRUITLESS = range(4)
 REASONS: dict[int, StandstillReason] = {STUCK: "stuck", TIMELESS: "timeless", FRUITLESS: "fruitless"}
 
 F = TypeVar("F", bound=Callable[..., Any])
-Indices = npt.NDArray[np.int32]
 Heap = list[tuple[int, float, int, int]]
+Records = np.ndarray[Any, np.dtype[np.void]]
+
+BLOCK = np.dtype(
+    [
+        # the free queue is a ring through block 0, equal cached blocks a ring from the oldest
+        ("after", np.int32),
+        ("before", np.int32),
+        ("newer", np.int32),
+        ("older", np.int32),
+        ("ref_count", np.int32),
+        ("chain_id", np.int32),  # -1: none
+    ]
+)
+SEQUENCE = np.dtype(
+    [
+        ("num_tokens", np.int64),
+        ("num_computed", np.int64),
+        ("num_new", np.int64),  # scheduled in this step
+        ("num_blocks", np.int64),
+        ("num_cached_blocks", np.int64),
+        ("prompt_tokens", np.int64),
+        ("total_tokens", np.int64),
+        ("span", np.int64),  # the latest span of decode steps; -1: none
+        ("slot", np.int64),
+        ("num_preemptions", np.int64),
+        ("arrival_s", np.float64),
+        ("order", np.int64),
+        ("priority", np.int64),
+        ("chain_start", np.int64),
+        ("num_chained", np.int64),
+        ("own_id", np.int64),
+    ]
+)
 
 
 def _compiled(function: F) -> F:
     return numba.njit(cache=True)(function)  # type: ignore[no-any-return]
 
 
+# The names Limits and State are in numba's cache files: a renamed one cannot read an old cache.
 class Limits(NamedTuple):
     """``Settings`` as numbers."""
 
@@ -64,42 +97,19 @@ class Limits(NamedTuple):
     watermark_blocks: int
 
 
-class Pool(NamedTuple):
-    """``BlockPool``. The free queue is a ring through block 0, equal cached blocks a ring from the oldest."""
+class State(NamedTuple):
+    """The engine: its block pool, the sequences by request, and the batch ``running[:size]``, whose sequences
+    each have a row (``slot``) of ``tables``."""
 
-    after: Indices
-    before: Indices
-    ref_count: Indices
-    chain_id: Indices  # -1: none
-    newer: Indices
-    older: Indices
-    oldest: Indices  # by chain id; -1: not cached
+    blocks: Records  # BLOCK
+    oldest: npt.NDArray[np.int32]  # cached block by chain id; -1: none
     num_free: Ints  # one entry
-
-
-class Seqs(NamedTuple):
-    """``Sequence``, by request, and the batch: ``running[:size]`` in order, each with a row of ``tables``."""
-
-    prompt_tokens: Ints
-    total_tokens: Ints
-    priority: Ints
+    seqs: Records  # SEQUENCE
     chain_ids: npt.NDArray[np.int64] | npt.NDArray[np.int32]
-    chain_start: Ints
-    num_chained: Ints
-    own_id: Ints
-    arrival_s: Floats
-    order: Ints
-    num_tokens: Ints
-    num_computed: Ints
-    num_preemptions: Ints
-    num_blocks: Ints
-    num_cached_blocks: Ints
-    num_new: Ints  # scheduled in this step
-    slot: Ints
-    tables: Indices  # (max_num_seqs, blocks)
-    free_slots: Ints
     running: Ints
     size: Ints  # one entry
+    tables: npt.NDArray[np.int32]  # (max_num_seqs, blocks)
+    free_slots: Ints
 
 
 def run(requests: Requests, settings: Settings, cost: StepCost, max_concurrency: int | None) -> Tables:
@@ -119,10 +129,10 @@ def run(requests: Requests, settings: Settings, cost: StepCost, max_concurrency:
     turns = np.flatnonzero(requests.after >= 0)
     turns = turns[np.argsort(requests.after[turns], kind="stable")]
     first = np.flatnonzero(requests.after < 0)
-    status, duration_s, now_s, pool, seqs, waiting, tables = _serve(
+    state = _state(requests, settings)
+    status, now_s, duration_s, num_waiting, tables = _serve(
         limits,
-        _pool(settings.num_gpu_blocks, requests),
-        _seqs(requests, settings),
+        state,
         np.array([cost.fixed, cost.compute, cost.memory]),
         requests.arrival_s,
         first[np.argsort(requests.arrival_s[first], kind="stable")],
@@ -132,51 +142,35 @@ def run(requests: Requests, settings: Settings, cost: StepCost, max_concurrency:
         steps_without_token(requests),
     )
     if status != DONE:
-        reason = REASONS[status]
-        raise standstill(reason, now_s, duration_s, int(seqs.size[0]), waiting, int(pool.num_free[0]))
+        num_running, num_free = int(state.size[0]), int(state.num_free[0])
+        raise standstill(REASONS[status], now_s, duration_s, num_running, num_waiting, num_free)
     return Tables(*tables[:-1], sorted_spans(tables[-1]))  # type: ignore[call-arg]
 
 
-def _pool(num_blocks: int, requests: Requests) -> Pool:
-    blocks = np.arange(num_blocks, dtype=np.int32)
+def _state(requests: Requests, settings: Settings) -> State:
+    numbers = np.arange(settings.num_gpu_blocks)
+    blocks = np.zeros(settings.num_gpu_blocks, BLOCK)
+    blocks["after"], blocks["before"], blocks["chain_id"] = np.roll(numbers, -1), np.roll(numbers, 1), -1
+    seqs = np.zeros(len(requests), SEQUENCE)
+    seqs["num_tokens"] = seqs["prompt_tokens"] = requests.prompt_tokens
+    seqs["total_tokens"] = requests.prompt_tokens + requests.output_tokens
+    seqs["span"] = -1
+    seqs["priority"] = requests.priority
+    seqs["chain_start"] = requests.chain_offsets[:-1]
+    seqs["num_chained"] = requests.num_chained
+    seqs["own_id"] = requests.own_ids
+    longest = -(-(int(seqs["total_tokens"].max(initial=1)) - 1) // settings.block_size)
     num_ids = requests.num_chain_ids + int((requests.num_blocks - requests.num_chained).sum())
-    return Pool(
-        after=np.roll(blocks, -1),
-        before=np.roll(blocks, 1),
-        ref_count=np.zeros(num_blocks, np.int32),
-        chain_id=np.full(num_blocks, -1, np.int32),
-        newer=np.zeros(num_blocks, np.int32),
-        older=np.zeros(num_blocks, np.int32),
+    return State(
+        blocks=blocks,
         oldest=np.full(num_ids, -1, np.int32),
-        num_free=np.array([num_blocks - 1]),
-    )
-
-
-def _seqs(requests: Requests, settings: Settings) -> Seqs:
-    n, slots = len(requests), settings.max_num_seqs
-    total_tokens = requests.prompt_tokens + requests.output_tokens
-    longest = -(-(int(total_tokens.max(initial=1)) - 1) // settings.block_size)
-    return Seqs(
-        prompt_tokens=requests.prompt_tokens,
-        total_tokens=total_tokens,
-        priority=requests.priority,
+        num_free=np.array([settings.num_gpu_blocks - 1]),
+        seqs=seqs,
         chain_ids=requests.chain_ids,
-        chain_start=requests.chain_offsets,
-        num_chained=requests.num_chained,
-        own_id=requests.own_ids,
-        arrival_s=np.zeros(n),
-        order=np.zeros(n, np.int64),
-        num_tokens=requests.prompt_tokens.copy(),
-        num_computed=np.zeros(n, np.int64),
-        num_preemptions=np.zeros(n, np.int64),
-        num_blocks=np.zeros(n, np.int64),
-        num_cached_blocks=np.zeros(n, np.int64),
-        num_new=np.zeros(n, np.int64),
-        slot=np.zeros(n, np.int64),
-        tables=np.empty((slots, longest), np.int32),
-        free_slots=np.arange(slots),
-        running=np.zeros(slots, np.int64),
+        running=np.zeros(settings.max_num_seqs, np.int64),
         size=np.zeros(1, np.int64),
+        tables=np.empty((settings.max_num_seqs, longest), np.int32),
+        free_slots=np.arange(settings.max_num_seqs),
     )
 
 
@@ -184,59 +178,59 @@ def _seqs(requests: Requests, settings: Settings) -> Seqs:
 
 
 @_compiled
-def _unlink(pool: Pool, block: int) -> None:
-    before, after = pool.before[block], pool.after[block]
-    pool.after[before] = after
-    pool.before[after] = before
-    pool.num_free[0] -= 1
+def _unlink(state: State, block: int) -> None:
+    before, after = state.blocks[block].before, state.blocks[block].after
+    state.blocks[before].after = after
+    state.blocks[after].before = before
+    state.num_free[0] -= 1
 
 
 @_compiled
-def _link(pool: Pool, block: int, before: int) -> None:
-    after = pool.after[before]
-    pool.after[before] = block
-    pool.before[block] = before
-    pool.after[block] = after
-    pool.before[after] = block
-    pool.num_free[0] += 1
+def _link(state: State, block: int, before: int) -> None:
+    after = state.blocks[before].after
+    state.blocks[before].after = block
+    state.blocks[block].before = before
+    state.blocks[block].after = after
+    state.blocks[after].before = block
+    state.num_free[0] += 1
 
 
 @_compiled
-def _evict(pool: Pool, block: int) -> None:
-    chain_id = pool.chain_id[block]
+def _evict(state: State, block: int) -> None:
+    chain_id = state.blocks[block].chain_id
     if chain_id < 0:
         return
-    newer, older = pool.newer[block], pool.older[block]
+    newer, older = state.blocks[block].newer, state.blocks[block].older
     if newer == block:
-        pool.oldest[chain_id] = -1
+        state.oldest[chain_id] = -1
     else:
-        pool.newer[older] = newer
-        pool.older[newer] = older
-        if pool.oldest[chain_id] == block:
-            pool.oldest[chain_id] = newer
-    pool.chain_id[block] = -1
+        state.blocks[older].newer = newer
+        state.blocks[newer].older = older
+        if state.oldest[chain_id] == block:
+            state.oldest[chain_id] = newer
+    state.blocks[block].chain_id = -1
 
 
 @_compiled
-def _register(pool: Pool, block: int, chain_id: int) -> None:
-    pool.chain_id[block] = chain_id
-    oldest = pool.oldest[chain_id]
+def _register(state: State, block: int, chain_id: int) -> None:
+    state.blocks[block].chain_id = chain_id
+    oldest = state.oldest[chain_id]
     if oldest < 0:
-        pool.oldest[chain_id] = pool.newer[block] = pool.older[block] = block
-    else:  # the newest lies before the oldest in the ring
-        newest = pool.older[oldest]
-        pool.newer[newest] = block
-        pool.older[block] = newest
-        pool.newer[block] = oldest
-        pool.older[oldest] = block
+        state.oldest[chain_id] = oldest = newest = block
+    else:
+        newest = state.blocks[oldest].older  # the ring goes from the newest on to the oldest
+    state.blocks[newest].newer = block
+    state.blocks[block].older = newest
+    state.blocks[block].newer = oldest
+    state.blocks[oldest].older = block
 
 
 @_compiled
-def _chain(seqs: Seqs, i: int, block: int) -> int:
-    chained = seqs.num_chained[i]
-    if block < chained:
-        return int(seqs.chain_ids[seqs.chain_start[i] + block])
-    return int(seqs.own_id[i] + block - chained)
+def _chain(state: State, i: int, block: int) -> int:
+    seq = state.seqs[i]
+    if block < seq.num_chained:
+        return int(state.chain_ids[seq.chain_start + block])
+    return int(seq.own_id + block - seq.num_chained)
 
 
 @_compiled
@@ -245,73 +239,77 @@ def _blocks_for(limits: Limits, num_tokens: int) -> int:
 
 
 @_compiled
-def _match(limits: Limits, pool: Pool, seqs: Seqs, i: int) -> tuple[int, int]:
+def _match(limits: Limits, state: State, i: int) -> tuple[int, int]:
     """Hit blocks, and how many of them are idle."""
     hits = idle = 0
     if limits.caching:
-        most = (seqs.num_tokens[i] - 1) // limits.block_size
+        most = (state.seqs[i].num_tokens - 1) // limits.block_size
         while hits < most:
-            block = pool.oldest[_chain(seqs, i, hits)]
+            block = state.oldest[_chain(state, i, hits)]
             if block < 0:
                 break
-            idle += pool.ref_count[block] == 0
+            idle += state.blocks[block].ref_count == 0
             hits += 1
     return hits, idle
 
 
 @_compiled
-def _touch(pool: Pool, seqs: Seqs, i: int, hits: int) -> None:
-    row = seqs.tables[seqs.slot[i]]
+def _touch(state: State, i: int, hits: int) -> None:
+    seq = state.seqs[i]
+    table = state.tables[seq.slot]
     for k in range(hits):
-        block = pool.oldest[_chain(seqs, i, k)]
-        if pool.ref_count[block] == 0:
-            _unlink(pool, block)
-        pool.ref_count[block] += 1
-        row[k] = block
-    seqs.num_blocks[i] = seqs.num_cached_blocks[i] = hits
+        block = state.oldest[_chain(state, i, k)]
+        if state.blocks[block].ref_count == 0:
+            _unlink(state, block)
+        state.blocks[block].ref_count += 1
+        table[k] = block
+    seq.num_blocks = seq.num_cached_blocks = hits
 
 
 @_compiled
-def _fill(limits: Limits, pool: Pool, seqs: Seqs, i: int, num_tokens: int) -> None:
-    row = seqs.tables[seqs.slot[i]]
-    for k in range(seqs.num_blocks[i], _blocks_for(limits, num_tokens)):
-        block = pool.after[0]
-        _unlink(pool, block)
-        pool.ref_count[block] = 1
-        _evict(pool, block)
-        row[k] = block
-        seqs.num_blocks[i] += 1
+def _fill(limits: Limits, state: State, i: int, num_tokens: int) -> None:
+    seq = state.seqs[i]
+    table = state.tables[seq.slot]
+    for k in range(seq.num_blocks, _blocks_for(limits, num_tokens)):
+        block = state.blocks[0].after
+        _unlink(state, block)
+        state.blocks[block].ref_count = 1
+        _evict(state, block)
+        table[k] = block
+        seq.num_blocks += 1
     if limits.caching:
-        for k in range(seqs.num_cached_blocks[i], num_tokens // limits.block_size):
-            _register(pool, row[k], _chain(seqs, i, k))
-            seqs.num_cached_blocks[i] += 1
+        for k in range(seq.num_cached_blocks, num_tokens // limits.block_size):
+            _register(state, table[k], _chain(state, i, k))
+            seq.num_cached_blocks += 1
 
 
 @_compiled
-def _release(pool: Pool, seqs: Seqs, i: int) -> None:
-    row = seqs.tables[seqs.slot[i]]
+def _release(state: State, i: int) -> None:
+    seq = state.seqs[i]
+    table = state.tables[seq.slot]
     front = 0
-    for k in range(seqs.num_blocks[i] - 1, -1, -1):
-        block = row[k]
-        pool.ref_count[block] -= 1
-        if pool.ref_count[block] == 0:
-            if pool.chain_id[block] < 0:
-                _link(pool, block, front)
+    for k in range(seq.num_blocks - 1, -1, -1):
+        block = table[k]
+        state.blocks[block].ref_count -= 1
+        if state.blocks[block].ref_count == 0:
+            if state.blocks[block].chain_id < 0:
+                _link(state, block, front)
                 front = block
             else:
-                _link(pool, block, pool.before[0])
-    seqs.num_blocks[i] = seqs.num_cached_blocks[i] = 0
+                _link(state, block, state.blocks[0].before)
+    seq.num_blocks = seq.num_cached_blocks = 0
 
 
 # --- scheduler.py ------------------------------------------------------------------------------------------
 
 
 @_compiled
-def _push(limits: Limits, seqs: Seqs, waiting: Heap, i: int) -> None:
+def _push(limits: Limits, state: State, waiting: Heap, i: int) -> None:
+    seq = state.seqs[i]
     if limits.by_priority:
-        heappush(waiting, (seqs.priority[i], seqs.arrival_s[i], i, i))
+        heappush(waiting, (seq.priority, seq.arrival_s, i, i))
     else:
-        heappush(waiting, (0, 0.0, seqs.order[i], i))
+        heappush(waiting, (0, 0.0, seq.order, i))
 
 
 @_compiled
@@ -324,90 +322,88 @@ def _cap(limits: Limits, num_seqs: int) -> int:
 
 
 @_compiled
-def _victim(limits: Limits, seqs: Seqs) -> int:
-    last = int(seqs.size[0]) - 1
+def _victim(limits: Limits, state: State) -> int:
+    last = int(state.size[0]) - 1
     if not limits.by_priority:
         return last
     worst = 0
     for k in range(1, last + 1):
-        a, b = seqs.running[worst], seqs.running[k]
-        if (seqs.priority[b], seqs.arrival_s[b]) > (seqs.priority[a], seqs.arrival_s[a]):
+        a, b = state.seqs[state.running[worst]], state.seqs[state.running[k]]
+        if (b.priority, b.arrival_s) > (a.priority, a.arrival_s):
             worst = k
     return worst
 
 
 @_compiled
-def _leave(pool: Pool, seqs: Seqs, position: int) -> None:
+def _leave(state: State, position: int) -> None:
     """The sequence at this position of the batch gives up its blocks and its slot."""
-    i = seqs.running[position]
-    _release(pool, seqs, i)
-    for k in range(position, seqs.size[0] - 1):
-        seqs.running[k] = seqs.running[k + 1]
-    seqs.size[0] -= 1
-    seqs.free_slots[seqs.size[0]] = seqs.slot[i]
+    i = state.running[position]
+    _release(state, i)
+    for k in range(position, state.size[0] - 1):
+        state.running[k] = state.running[k + 1]
+    state.size[0] -= 1
+    state.free_slots[state.size[0]] = state.seqs[i].slot
 
 
 @_compiled
-def _continue_running(limits: Limits, pool: Pool, seqs: Seqs, waiting: Heap, cap: int, row: Ints) -> int:
-    block_size, budget = limits.block_size, int(limits.max_num_batched_tokens)
-    # what the loop reads for every token, out of the tuples: each access through them counts references
-    running, size, scheduled, num_free = seqs.running, seqs.size, seqs.num_new, pool.num_free
-    num_tokens, computed, num_blocks = seqs.num_tokens, seqs.num_computed, seqs.num_blocks
+def _continue_running(limits: Limits, state: State, waiting: Heap, cap: int, row: Ints) -> int:
+    budget = int(limits.max_num_batched_tokens)
     k = 0
-    while k < size[0] and budget > 0:
-        i = running[k]
-        num_new = min(int(num_tokens[i] - computed[i]), cap, budget)
-        end = computed[i] + num_new
-        while _blocks_for(limits, end) - num_blocks[i] > num_free[0]:
-            position = _victim(limits, seqs)
-            victim = running[position]
-            _leave(pool, seqs, position)
+    while k < state.size[0] and budget > 0:
+        i = state.running[k]
+        seq = state.seqs[i]
+        num_new = min(int(seq.num_tokens - seq.num_computed), cap, budget)
+        num_tokens = seq.num_computed + num_new
+        while _blocks_for(limits, num_tokens) - seq.num_blocks > state.num_free[0]:
+            position = _victim(limits, state)
+            victim = state.running[position]
+            _leave(state, position)
             k -= position < k
-            budget += int(scheduled[victim])
-            scheduled[victim] = computed[victim] = 0
-            seqs.num_preemptions[victim] += 1
-            _push(limits, seqs, waiting, victim)
+            budget += int(state.seqs[victim].num_new)
+            state.seqs[victim].num_new = 0
+            state.seqs[victim].num_computed = 0
+            state.seqs[victim].num_preemptions += 1
+            _push(limits, state, waiting, victim)
             row[PREEMPTED] += 1
             if victim == i:
                 return budget
-        if num_new > 1 or end % block_size <= 1:  # a token amid a block neither needs nor fills one
-            _fill(limits, pool, seqs, i, end)
-        scheduled[i] = num_new
+        if num_new > 1 or num_tokens % limits.block_size <= 1:  # amid a block, nothing is to be done
+            _fill(limits, state, i, num_tokens)
+        seq.num_new = num_new
         budget -= num_new
         k += 1
     return budget
 
 
 @_compiled
-def _admit_waiting(
-    limits: Limits, pool: Pool, seqs: Seqs, waiting: Heap, cap: int, budget: int, row: Ints
-) -> None:
-    while budget > 0 and len(waiting) > 0 and seqs.size[0] < limits.max_num_seqs:
+def _admit_waiting(limits: Limits, state: State, waiting: Heap, cap: int, budget: int, row: Ints) -> None:
+    while budget > 0 and len(waiting) > 0 and state.size[0] < limits.max_num_seqs:
         i = waiting[0][3]
-        hits, idle = _match(limits, pool, seqs, i)
+        seq = state.seqs[i]
+        hits, idle = _match(limits, state, i)
         num_hit_tokens = hits * limits.block_size
-        num_new = min(seqs.num_tokens[i] - num_hit_tokens, cap)
+        num_new = min(int(seq.num_tokens - num_hit_tokens), cap)
         if num_new > budget and not limits.chunked:
             return
         num_new = min(num_new, budget)
         num_tokens = num_hit_tokens + num_new
-        headroom = limits.watermark_blocks if seqs.size[0] > 0 else 0
-        room = pool.num_free[0] - idle - headroom + hits
-        if _blocks_for(limits, seqs.num_tokens[i] if limits.whole else num_tokens) > room:
+        headroom = limits.watermark_blocks if state.size[0] > 0 else 0
+        room = state.num_free[0] - idle - headroom + hits
+        if _blocks_for(limits, seq.num_tokens if limits.whole else num_tokens) > room:
             return
         heappop(waiting)
-        seqs.slot[i] = seqs.free_slots[seqs.size[0]]
-        seqs.running[seqs.size[0]] = i
-        seqs.size[0] += 1
-        _touch(pool, seqs, i, hits)
-        _fill(limits, pool, seqs, i, num_tokens)
-        seqs.num_computed[i] = num_hit_tokens
-        seqs.num_new[i] = num_new
+        seq.slot = state.free_slots[state.size[0]]
+        state.running[state.size[0]] = i
+        state.size[0] += 1
+        _touch(state, i, hits)
+        _fill(limits, state, i, num_tokens)
+        seq.num_computed = num_hit_tokens
+        seq.num_new = num_new
         budget -= num_new
         row[ADMITTED] += 1
         if limits.caching:
-            again = seqs.num_preemptions[i] > 0
-            row[PREEMPTED_QUERIES if again else QUERIES] += seqs.num_tokens[i]
+            again = seq.num_preemptions > 0
+            row[PREEMPTED_QUERIES if again else QUERIES] += seq.num_tokens
             row[PREEMPTED_HITS if again else HITS] += num_hit_tokens
 
 
@@ -432,8 +428,7 @@ def _dot(coefficients: Floats, row: Ints) -> float:
 @_compiled
 def _serve(
     limits: Limits,
-    pool: Pool,
-    seqs: Seqs,
+    state: State,
     cost: Floats,
     delay_s: Floats,
     first: Ints,
@@ -443,26 +438,23 @@ def _serve(
     patience: int,
 ) -> Any:
     n = len(delay_s)
+    seqs, running = state.seqs, state.running
     step_times = np.zeros((1024, len(STEP_TIMES)))
     step_counts = np.zeros((1024, len(STEP_COUNTS)), np.int64)
     spans = np.zeros((2 * n + 1024, len(SPAN_COUNTS)), np.int64)
     request_times = np.full((n, len(REQUEST_TIMES)), np.nan)
     request_counts = np.zeros((n, len(REQUEST_COUNTS)), np.int64)
-    decoding = np.full(n, -1)  # each request's latest span of decode steps
     waiting = [(0, 0.0, 0, 0) for _ in range(0)]
     due = [(delay_s[i], i) for i in first]
-    running, size, scheduled = seqs.running, seqs.size, seqs.num_new
-    num_tokens, num_computed, num_preemptions = seqs.num_tokens, seqs.num_computed, seqs.num_preemptions
-    prompt_tokens, total_tokens = seqs.prompt_tokens, seqs.total_tokens
-    number = num_spans = entered = idle_steps = 0
+    number = num_spans = entered = fruitless = 0
     now_s = open_since_s = duration_s = 0.0
     status = DONE
     while True:
         while slots > 0 and len(due) > 0 and due[0][0] <= now_s:
             due_s, i = heappop(due)
-            seqs.arrival_s[i] = request_times[i, 0] = max(due_s, open_since_s)
-            seqs.order[i] = entered
-            _push(limits, seqs, waiting, i)
+            seqs[i].arrival_s = request_times[i, 0] = max(due_s, open_since_s)
+            seqs[i].order = entered
+            _push(limits, state, waiting, i)
             entered += 1
             slots -= 1
 
@@ -470,38 +462,40 @@ def _serve(
             step_times, step_counts = _grown(step_times), _grown(step_counts)
         row = step_counts[number]
         row[:] = 0
-        cap = _cap(limits, size[0] + len(waiting))
-        budget = _continue_running(limits, pool, seqs, waiting, cap, row)
-        continued = size[0]
+        cap = _cap(limits, state.size[0] + len(waiting))
+        budget = _continue_running(limits, state, waiting, cap, row)
+        continued = state.size[0]
         if row[PREEMPTED] == 0:
-            _admit_waiting(limits, pool, seqs, waiting, cap, budget, row)
+            _admit_waiting(limits, state, waiting, cap, budget, row)
+        size = state.size[0]
 
-        while num_spans + size[0] > len(spans):
+        while num_spans + size > len(spans):
             spans = _grown(spans)
-        for k in range(size[0]):
+        for k in range(size):
             i = running[k]
-            num_new = scheduled[i]
+            seq = seqs[i]
+            num_new = seq.num_new
             if num_new == 0:
                 continue
-            computed = num_computed[i]
-            if k >= continued and num_preemptions[i] == 0:
+            computed = seq.num_computed
+            if k >= continued and seq.num_preemptions == 0:
                 request_times[i, 1] = now_s
                 request_counts[i, 0] = computed
-            num_computed[i] += num_new
-            samples = num_computed[i] == num_tokens[i]
-            decodes = num_new == 1 and samples and num_tokens[i] > prompt_tokens[i]
+            seq.num_computed += num_new
+            samples = seq.num_computed == seq.num_tokens
+            decodes = num_new == 1 and samples and seq.num_tokens > seq.prompt_tokens
             row[SCHEDULED] += 1
             row[WORK + (1 if decodes else 0)] += num_new
             row[WORK + 2] += samples
             row[WORK + 3] += num_new * computed + num_new * (num_new + 1) // 2
             row[WORK + 4] += computed + num_new
-            span = decoding[i]
+            span = seq.span
             if decodes and span >= 0 and spans[span, 1] + spans[span, 2] == number:
                 spans[span, 2] += 1
             else:
                 spans[num_spans] = (i, number, 1, num_new, computed)
                 if decodes:
-                    decoding[i] = num_spans
+                    seq.span = num_spans
                 num_spans += 1
 
         if row[SCHEDULED] == 0 and row[PREEMPTED] == 0:
@@ -509,7 +503,7 @@ def _serve(
             if next_s > now_s:
                 now_s = next_s
                 continue
-            if size[0] > 0 or len(waiting) > 0 or not np.isnan(next_s):
+            if size > 0 or len(waiting) > 0 or not np.isnan(next_s):
                 status = STUCK
             break
         duration_s = 0.0
@@ -518,28 +512,29 @@ def _serve(
             if not 0.0 < duration_s < np.inf:
                 status = TIMELESS
                 break
-        row[RUNNING] = size[0]
+        row[RUNNING] = size
         row[WAITING] = len(waiting)
-        row[FREE_BLOCKS] = pool.num_free[0]
+        row[FREE_BLOCKS] = state.num_free[0]
         step_times[number] = (now_s, duration_s)
         number += 1
         now_s += duration_s
 
-        idle_steps += 1
+        fruitless += 1
         k = 0
-        while k < size[0]:
+        while k < state.size[0]:
             i = running[k]
-            took_part = scheduled[i] > 0
-            scheduled[i] = 0
-            if took_part and num_computed[i] == num_tokens[i]:
-                idle_steps = 0
-                num_tokens[i] += 1
-                if num_tokens[i] == prompt_tokens[i] + 1:
+            seq = seqs[i]
+            took_part = seq.num_new > 0
+            seq.num_new = 0
+            if took_part and seq.num_computed == seq.num_tokens:
+                fruitless = 0
+                seq.num_tokens += 1
+                if seq.num_tokens == seq.prompt_tokens + 1:
                     request_times[i, 2] = now_s
-                if num_tokens[i] == total_tokens[i]:
-                    _leave(pool, seqs, k)
+                if seq.num_tokens == seq.total_tokens:
+                    _leave(state, k)
                     request_times[i, 3] = now_s
-                    request_counts[i, 1] = num_preemptions[i]
+                    request_counts[i, 1] = seq.num_preemptions
                     row[FINISHED] += 1
                     if slots == 0:
                         open_since_s = now_s
@@ -548,7 +543,7 @@ def _serve(
                         heappush(due, (now_s + delay_s[t], t))
                     continue
             k += 1
-        if idle_steps > patience:
+        if fruitless > patience:
             status = FRUITLESS
             break
     tables = (
@@ -558,4 +553,4 @@ def _serve(
         request_counts,
         spans[:num_spans],
     )
-    return status, duration_s, now_s, pool, seqs, len(waiting), tables
+    return status, now_s, duration_s, len(waiting), tables

@@ -15,7 +15,7 @@ def run(requests: Requests, scheduler: Scheduler, cost: StepCost, max_concurrenc
     arrivals = Arrivals(requests, max_concurrency)
     records = Recorder(requests)
     patience = steps_without_token(requests)
-    now_s, entered, idle_steps = 0.0, 0, 0
+    now_s, entered, fruitless = 0.0, 0, 0
     while True:
         for index, sent_s in arrivals.take(now_s):
             scheduler.add(sequence(requests, index, sent_s, entered))
@@ -39,8 +39,8 @@ def run(requests: Requests, scheduler: Scheduler, cost: StepCost, max_concurrenc
         records.computed(row, emitted, finished, now_s)
         for seq in finished:
             arrivals.finish(seq.index, now_s)
-        idle_steps = 0 if emitted else idle_steps + 1
-        if idle_steps > patience:
+        fruitless = 0 if emitted else fruitless + 1
+        if fruitless > patience:
             raise _standstill("fruitless", now_s, duration_s, scheduler)
 
 

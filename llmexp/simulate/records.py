@@ -63,9 +63,7 @@ class Recorder:
     def sent(self, index: int, sent_s: float) -> None:
         self._request_times[index, 0] = sent_s
 
-    def scheduled(
-        self, step: Step, scheduler: Scheduler, work: Work, start_s: float, duration_s: float
-    ) -> int:
+    def scheduled(self, step: Step, scheduler: Scheduler, work: Work, start_s: float, duration_s: float) -> int:
         """A step was decided. Returns its number."""
         number = len(self._step_counts)
         for seq in step.admitted:

@@ -62,9 +62,7 @@ class Requests:
             if len(getattr(self, name)) != n:
                 raise WorkloadError(f"{name} has {len(getattr(self, name))} entries for {n} requests")
         if len(self.chain_offsets) != n + 1:
-            raise WorkloadError(
-                f"chain_offsets has {len(self.chain_offsets)} entries for {n} requests, not {n + 1}"
-            )
+            raise WorkloadError(f"chain_offsets has {len(self.chain_offsets)} entries for {n} requests, not {n + 1}")
         for name in ("prompt_tokens", "output_tokens"):
             short = np.flatnonzero(getattr(self, name) < 1)
             if short.size:
@@ -73,9 +71,7 @@ class Requests:
         late = np.flatnonzero(~(np.isfinite(self.arrival_s) & (self.arrival_s >= 0)))
         if late.size:
             i = int(late[0])
-            raise WorkloadError(
-                f"request {i}: arrival_s={self.arrival_s[i]}, must be finite and not negative"
-            )
+            raise WorkloadError(f"request {i}: arrival_s={self.arrival_s[i]}, must be finite and not negative")
         order = np.flatnonzero((self.after < -1) | (self.after >= np.arange(n)))
         if order.size:
             i = int(order[0])
@@ -156,9 +152,7 @@ class Requests:
             raise WorkloadError(f"hash_tokens={hash_tokens} is no multiple of block_size={block_size}")
         ratio = hash_tokens // block_size
         flat = (
-            np.concatenate([np.asarray(ids, np.int64) for ids in hash_ids])
-            if len(hash_ids)
-            else np.zeros(0, np.int64)
+            np.concatenate([np.asarray(ids, np.int64) for ids in hash_ids]) if len(hash_ids) else np.zeros(0, np.int64)
         )
         _, dense = np.unique(flat, return_inverse=True)
         blocks = (dense.astype(np.int32)[:, None] * ratio + np.arange(ratio, dtype=np.int32)).ravel()
@@ -167,9 +161,7 @@ class Requests:
         short = np.flatnonzero(offered < full)
         if short.size:
             i = int(short[0])
-            raise WorkloadError(
-                f"request {i}: {len(hash_ids[i])} hash_ids do not cover {full[i] * block_size} tokens"
-            )
+            raise WorkloadError(f"request {i}: {len(hash_ids[i])} hash_ids do not cover {full[i] * block_size} tokens")
         starts = np.cumsum(offered) - offered
         within = np.arange(blocks.size) - np.repeat(starts, offered)
         return cls.columns(

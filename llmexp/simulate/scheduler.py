@@ -141,9 +141,7 @@ class Scheduler:
         """Position in the batch of the sequence to preempt: the last, or that of least priority."""
         if self.settings.policy == "fcfs":
             return len(self.running) - 1
-        return max(
-            range(len(self.running)), key=lambda i: (self.running[i].priority, self.running[i].arrival_s)
-        )
+        return max(range(len(self.running)), key=lambda i: (self.running[i].priority, self.running[i].arrival_s))
 
     def _preempt(self, seq: Sequence, step: Step) -> None:
         """Give up the blocks and start over later. Generated tokens stay, and cached blocks may survive."""

@@ -64,9 +64,7 @@ def workloads(draw: st.DrawFn, block_size: int, crowded: bool) -> list[Request]:
         else:
             prompt = [1000 + i] * draw(lengths)
         prompt = prompt[: 8 * block_size]
-        output_tokens = draw(
-            st.integers(block_size, 4 * block_size) if crowded else st.integers(1, 2 * block_size)
-        )
+        output_tokens = draw(st.integers(block_size, 4 * block_size) if crowded else st.integers(1, 2 * block_size))
         requests.append(
             Request(
                 prompt_token_ids=prompt,

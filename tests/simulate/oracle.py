@@ -1,7 +1,9 @@
 """vLLM's own scheduler, driven without a model: every sampled token is faked."""
 
 import json
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -19,7 +21,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 from llmexp import simulate
 from llmexp.simulate import Settings
 
-MAX_MODEL_LEN = 200_000
+MAX_MODEL_LEN = 1_000_000
 
 
 def model_config(folder: Path) -> ModelConfig:
@@ -39,9 +41,7 @@ def model_config(folder: Path) -> ModelConfig:
             }
         )
     )
-    return ModelConfig(
-        model=str(folder), dtype="float32", max_model_len=MAX_MODEL_LEN, skip_tokenizer_init=True
-    )
+    return ModelConfig(model=str(folder), dtype="float32", max_model_len=MAX_MODEL_LEN, skip_tokenizer_init=True)
 
 
 def make_scheduler(model: ModelConfig, settings: Settings) -> Scheduler:
@@ -59,9 +59,7 @@ def make_scheduler(model: ModelConfig, settings: Settings) -> Scheduler:
             watermark=settings.watermark,
             async_scheduling=False,
         ),
-        cache_config=CacheConfig(
-            block_size=settings.block_size, enable_prefix_caching=settings.enable_prefix_caching
-        ),
+        cache_config=CacheConfig(block_size=settings.block_size, enable_prefix_caching=settings.enable_prefix_caching),
         device_config=DeviceConfig("cpu"),
     )
     # set late: the config would hold the budget against max_model_len; the cases mind their own lengths
@@ -82,35 +80,38 @@ def make_scheduler(model: ModelConfig, settings: Settings) -> Scheduler:
 
 
 class Oracle:
-    """vLLM's scheduler as a simulated engine: ``add``, ``schedule``, ``update``."""
+    """vLLM's scheduler as a simulated engine: ``add``, ``schedule``, ``update``. ``seconds`` is the time that
+    vLLM's own calls have taken."""
 
     def __init__(self, model: ModelConfig, settings: Settings) -> None:
         init_none_hash(sha256)
         self.scheduler = make_scheduler(model, settings)
         self._hasher = get_request_block_hasher(settings.block_size, sha256)
         self._answers: dict[str, Sequence[int]] = {}
+        self.seconds = 0.0
 
     def add(self, index: int, request: simulate.Request, arrival_s: float) -> None:
         """Send a request; it will sample its ``output_token_ids``."""
         assert request.output_token_ids is not None
         name = _name(index)
         self._answers[name] = request.output_token_ids
-        self.scheduler.add_request(
-            Request(
-                request_id=name,
-                prompt_token_ids=list(request.prompt_token_ids),
-                sampling_params=SamplingParams(max_tokens=request.output_tokens, ignore_eos=True),
-                pooling_params=None,
-                arrival_time=arrival_s,
-                priority=request.priority,
-                cache_salt=request.cache_salt,
-                block_hasher=self._hasher,
-            )
+        theirs = Request(
+            request_id=name,
+            prompt_token_ids=list(request.prompt_token_ids),
+            sampling_params=SamplingParams(max_tokens=request.output_tokens, ignore_eos=True),
+            pooling_params=None,
+            arrival_time=arrival_s,
+            priority=request.priority,
+            cache_salt=request.cache_salt,
+            block_hasher=self._hasher,
         )
+        with self._timed():
+            self.scheduler.add_request(theirs)
 
     def schedule(self) -> SchedulerOutput:
         self.scheduler.kv_cache_manager.make_prefix_cache_stats()  # resets them
-        return self.scheduler.schedule()
+        with self._timed():
+            return self.scheduler.schedule()
 
     def update(self, output: SchedulerOutput) -> set[int]:
         """Fake the step's tokens; returns the finished requests."""
@@ -121,17 +122,16 @@ class Oracle:
             request = self.scheduler.requests[name]
             complete = request.num_computed_tokens == request.num_tokens
             sampled.append([self._answers[name][request.num_output_tokens]] if complete else [])
-        self.scheduler.update_from_output(
-            output,
-            ModelRunnerOutput(
-                req_ids=names,
-                req_id_to_index={name: i for i, name in enumerate(names)},
-                sampled_token_ids=sampled,
-                logprobs=None,
-                prompt_logprobs_dict={},
-                pooler_output=[],
-            ),
+        faked = ModelRunnerOutput(
+            req_ids=names,
+            req_id_to_index={name: i for i, name in enumerate(names)},
+            sampled_token_ids=sampled,
+            logprobs=None,
+            prompt_logprobs_dict={},
+            pooler_output=[],
         )
+        with self._timed():
+            self.scheduler.update_from_output(output, faked)
         return {int(name) for name in before - set(self.scheduler.requests)}
 
     @staticmethod
@@ -165,6 +165,12 @@ class Oracle:
 
     def blocks(self, index: int) -> list[int]:
         return self.scheduler.kv_cache_manager.get_block_ids(_name(index))[0]
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self.seconds += time.perf_counter() - start
 
 
 def _name(index: int) -> str:

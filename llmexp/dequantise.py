@@ -15,7 +15,6 @@ def dequantise(gguf: Path, folder: Path) -> None:
     source = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
     quantization = GgufConfig(dequantize=True)
     model = AutoModelForCausalLM.from_pretrained(**source, quantization_config=quantization, dtype=torch.float32)
-    del model.config.quantization_config
     model.save_pretrained(folder)
     AutoTokenizer.from_pretrained(**source).save_pretrained(folder)
 

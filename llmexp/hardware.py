@@ -34,8 +34,8 @@ class Gpu:
     @property
     def group(self) -> str | None:
         """The value of the config group `gpu` for this product, if there is one."""
-        words = self.name.upper().replace("-", " ").split()
-        return next((group for key, group in _GROUPS if key in words or key in self.name.upper()), None)
+        words = f" {self.name.upper().replace('-', ' ')} "
+        return next((group for key, group in _GROUPS if f" {key} " in words), None)
 
 
 @functools.cache

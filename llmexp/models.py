@@ -75,6 +75,8 @@ def _read(config: ModelConfig, folder: Path) -> Model:
         raise ConfigError(f"model.path: got {str(folder)!r}; accepted is a folder with a config.json") from None
     except ValueError as error:
         raise ConfigError(f"{folder / 'config.json'}: not JSON ({error})") from None
+    if not isinstance(facts, dict) or not isinstance(facts.get("vocab_size"), int):
+        raise ConfigError(f"{folder / 'config.json'}: not a model's config; it has no vocab_size")
     longest = facts.get("max_position_embeddings", config.max_model_len or 2048)
     if config.max_model_len is not None and config.max_model_len > longest:
         raise ConfigError(

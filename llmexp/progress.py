@@ -16,6 +16,8 @@ from rich.progress import (
 )
 
 console = Console(stderr=True)
+if not console.is_terminal:
+    console = Console(stderr=True, width=100)
 
 
 @contextmanager

@@ -22,18 +22,18 @@ from numpy.typing import NDArray
 
 import llmexp
 from llmexp.client.arrivals import arrivals
+from llmexp.client.async_llm import Guest
 from llmexp.client.check import ClientCheck, check_client
 from llmexp.client.gather import gather
 from llmexp.client.requests import Requests
-from llmexp.client.worker import READY, START, Job, Outcome
+from llmexp.client.worker import READY, START, START_DELAY_S, STOP_WITHIN_S, Job, Outcome
+from llmexp.engines.host import Host
 from llmexp.engines.target import Target
 from llmexp.errors import ConfigError, EngineError
 from llmexp.schema.load import ClientConfig, ClosedLoop, LoadConfig
 from llmexp.workloads.workload import Workload
 
-START_DELAY_S = 0.05  # from the last worker's readiness to the round's origin
 POLL_S = 0.1
-STOP_WITHIN_S = 10.0  # a worker hands over its records
 # What one worker serves with room to spare, for `client.workers=auto`.
 IN_FLIGHT_PER_WORKER = 256
 RATE_PER_WORKER = 1000.0
@@ -52,7 +52,7 @@ class Replay:
 
 
 def replay(
-    target: Target,
+    target: Target | Host,
     workload: Workload,
     load: LoadConfig,
     client: ClientConfig,
@@ -64,7 +64,8 @@ def replay(
     interrupted: threading.Event | None = None,
     spill: Path | None = None,
 ) -> Replay:
-    """Sends the whole workload once and waits for the last answer.
+    """Sends the whole workload once, to a server or to an engine's process that takes the client in, and waits
+    for the last answer.
 
     `salted` gives each request a `cache_salt` of its own. `seed` determines the arrivals. `progress` is
     called with the numbers of ended and of all requests. Once `interrupted` is set nothing more is sent,
@@ -78,7 +79,8 @@ def replay(
     offsets_s = None if workload.arrivals_s is None else workload.arrivals_s[first]
     due_s = arrivals(load, len(first), seed=seed, offsets_s=offsets_s)
     places = load.concurrency if isinstance(load, ClosedLoop) else load.max_in_flight
-    workers = _num_workers(client, places, due_s, len(first))
+    inside = isinstance(target, Host)
+    workers = 1 if inside else _num_workers(client, places, due_s, len(first))
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="llmexp-client-")))
         requests = _requests(target, workload, client, folder, salted)
@@ -89,7 +91,7 @@ def replay(
             stack.callback(os.close, claims)
         jobs = [
             Job(
-                base_url=target.base_url,
+                base_url=target.base_url if isinstance(target, Target) else "",
                 api=client.api,
                 transport=client.transport,
                 timeout_s=client.timeout_s,
@@ -102,11 +104,11 @@ def replay(
                 claims=claims,
                 first=first[k::workers],
                 due=np.empty(0) if due_s is None else due_s[k::workers],
-                api_key=target.api_key,
+                api_key=target.api_key if isinstance(target, Target) else None,
             )
             for k in range(workers)
         ]
-        crew = _Crew(jobs, folder)
+        crew = Guest(target, jobs[0]) if isinstance(target, Host) else _Crew(jobs, folder)
         stack.callback(crew.kill)
         origin, origin_wall = crew.start()
         error: BaseException | None = None
@@ -129,6 +131,8 @@ def replay(
         first=first,
         asked_in_flight=places,
         keeps_full=due_s is None and not think_s.any(),
+        alone=not inside,
+        lag_limit_ms=client.lag_limit_ms,
     )
     return Replay(trace, origin, origin_wall, check, complete=len(trace) == len(workload))
 
@@ -164,7 +168,7 @@ def _num_workers(client: ClientConfig, places: int | None, due_s: NDArray[np.flo
     return max(1, min(workers, n, places or workers))
 
 
-def _requests(target: Target, workload: Workload, client: ClientConfig, folder: Path, salted: bool) -> Requests:
+def _requests(target: Target | Host, workload: Workload, client: ClientConfig, folder: Path, salted: bool) -> Requests:
     """What the workers send, with the prompts in a file that they share."""
     chat = client.api == "chat"
     texts = None
@@ -181,7 +185,7 @@ def _requests(target: Target, workload: Workload, client: ClientConfig, folder: 
             for prompt in workload.prompts():
                 file.write(np.ascontiguousarray(prompt, np.int32).data)
     common = {
-        "model": target.model,
+        "model": target.model if isinstance(target, Target) else None,
         "stream": True,
         "stream_options": {"include_usage": True},
         "temperature": client.temperature,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Annotated, Any, Literal, get_args
 
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from pydantic import (
     BaseModel,
     BeforeValidator,
@@ -119,6 +119,8 @@ def validate(composed: DictConfig) -> Config:
     ours = OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"])
     try:
         values: Any = OmegaConf.to_container(ours, resolve=True, throw_on_missing=True)
+    except MissingMandatoryValue as error:
+        raise ConfigError(f"{error.full_key}: this choice of {error.full_key.split('.')[0]} needs it set") from None
     except OmegaConfBaseException as error:
         raise ConfigError(f"{error.full_key or 'config'}: {str(error).splitlines()[0]}") from None
     try:

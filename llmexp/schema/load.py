@@ -45,9 +45,7 @@ class Gamma(OpenLoop):
 
     kind: Literal["gamma"] = "gamma"
     rate: PositiveFloat = Field(default=4.0, description="requests per second, on average")
-    burstiness: PositiveFloat = Field(
-        default=0.5, description="shape of the gaps' gamma distribution; 1 is Poisson"
-    )
+    burstiness: PositiveFloat = Field(default=0.5, description="shape of the gaps' gamma distribution; 1 is Poisson")
 
 
 class Ramp(OpenLoop):
@@ -86,8 +84,9 @@ class ClientConfig(Section):
         description="send token ids, or the workload's prompt_text column; chat always sends text",
     )
     workers: PositiveInt | Literal["auto"] = Field(default=1, description="client processes")
-    timeout_s: PositiveFloat = Field(
-        default=600.0, description="longest time a request may take, from when it was due"
+    timeout_s: PositiveFloat = Field(default=600.0, description="longest time a request may take, from when it was due")
+    lag_limit_ms: PositiveFloat | None = Field(
+        None, description="p99 of the client's own lag that voids a round; null: 1 ms, or 5% of the median TTFT if more"
     )
     ignore_eos: bool = Field(default=True, description="generate exactly the asked number of tokens")
     temperature: float = Field(default=0.0, ge=0)

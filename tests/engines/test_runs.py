@@ -1,0 +1,201 @@
+"""Runs and studies on a real vLLM with a tiny random model: the cache contract, invalid runs, interruption, death."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pyarrow.parquet as pq
+import pytest
+
+import llmexp
+from llmexp import tracking
+from llmexp.client.records import TRACE_SCHEMA
+from llmexp.compose import compose
+from llmexp.engines.lease import EngineLease
+from llmexp.errors import EngineError
+from llmexp.results import RunResult
+from llmexp.run import run
+from llmexp.schema.config import TrackingConfig
+
+# A tiny model answers in milliseconds, so that the client's lag on shared cores is a large share of any latency.
+TINY = ["model=tiny_random", "gpu=cpu", "max_num_seqs=4", "rounds=2", "client.lag_limit_ms=10000"]
+SMALL = [*TINY, "workload.num_requests=8", "workload.prefix_tokens=128", "workload.suffix_tokens=40"]
+
+
+@dataclass(frozen=True)
+class Workplace:
+    """Runs made one after the other on as few engine launches as they need."""
+
+    folder: Path
+    lease: EngineLease
+
+    def run(self, *overrides: str) -> RunResult:
+        places = [f"runs_dir={self.folder / 'runs'}", f"tracking.dir={self.folder / 'mlruns'}"]
+        return run(compose([*SMALL, *places, *overrides]), self.lease)
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workplace]:
+    lease = EngineLease(keep=True)
+    yield Workplace(tmp_path_factory.mktemp("workplace"), lease)
+    lease.close()
+
+
+def test_a_shared_prefix_hits_exactly_what_the_audit_predicts(workplace: Workplace) -> None:
+    result = workplace.run("study.name=shared")
+    assert result.valid, result.invalid_reasons
+    for item in result.rounds:
+        assert item.contract["kind"] == "exact"
+        assert item.contract["expected_hit_tokens"] == item.contract["observed_hit_tokens"] == 7 * 128
+        assert item.contract["queried_tokens"] == 8 * 168
+        assert item.contract["reset_confirmed"] is True
+    assert result.measures["cache_hit_rate"] == pytest.approx(7 * 128 / (8 * 168))
+    assert result.engine["block_size"] == 32
+    trace = result.trace()
+    assert trace.schema.equals(TRACE_SCHEMA)
+    assert trace.num_rows == 16
+    assert set(trace["output_tokens"].to_pylist()) == {8}
+    assert llmexp.load_run(result.folder) == result
+
+
+def test_the_control_hits_nothing(workplace: Workplace) -> None:
+    result = workplace.run("study.name=unique", "workload=unique_prefix")
+    assert result.valid, result.invalid_reasons
+    assert [item.contract["observed_hit_tokens"] for item in result.rounds] == [0, 0]
+    assert result.engine["reused"], "equal engine arguments need no second launch"
+
+
+def test_a_salt_of_its_own_keeps_every_request_from_reuse(workplace: Workplace) -> None:
+    result = workplace.run("study.name=salted", "cache=salted")
+    assert result.valid, result.invalid_reasons
+    assert [item.contract["observed_hit_tokens"] for item in result.rounds] == [0, 0]
+    assert result.rounds[0].contract["queried_tokens"] == 8 * 168
+
+
+def test_a_skipped_reset_is_caught(workplace: Workplace) -> None:
+    result = workplace.run("study.name=no_reset", "reset_cache=false")
+    assert not result.valid
+    second = " ".join(result.rounds[1].invalid_reasons)
+    assert "cache_not_reset" in second
+    assert "contract_broken: 1,280 hit tokens counted, exactly 896 expected" in second
+
+
+def test_a_warm_up_that_reuses_the_workload_is_caught(workplace: Workplace) -> None:
+    result = workplace.run("study.name=warmed", "warm_up.prompts=workload")
+    assert not result.valid
+    assert result.invalid_reasons[0].startswith("round 0: warm_up_overlaps: the warm-up shares")
+
+
+def test_pressure_makes_the_bound_a_ceiling(workplace: Workplace) -> None:
+    result = workplace.run(
+        "study.name=pressed", "workload=unique_prefix", "kv.num_blocks=24", "model.max_model_len=640"
+    )
+    assert result.valid, result.invalid_reasons
+    assert result.engine["num_gpu_blocks"] == 24
+    assert result.rounds[0].contract["kind"] == "ceiling"
+
+
+def test_every_run_is_in_mlflow_valid_or_not(workplace: Workplace) -> None:
+    client, experiment = tracking.open_store(TrackingConfig(dir=str(workplace.folder / "mlruns")))
+    runs = client.search_runs([experiment])
+    by_study = {item.data.tags["llmexp.study"]: item for item in runs}
+    assert by_study["shared"].data.tags["llmexp.valid"] == "true"
+    assert by_study["no_reset"].data.tags["llmexp.valid"] == "false"
+    assert by_study["shared"].data.metrics["expected_hit_tokens"] == 896
+    assert {item.info.status for item in runs} == {"FINISHED"}
+
+
+def test_an_engine_that_dies_in_a_round_is_told_with_its_cause_and_loses_no_trace(workplace: Workplace) -> None:
+    def kill_later() -> None:
+        engine = workplace.lease._engine
+        assert engine is not None
+        os.kill(engine.process.pids()[-1], signal.SIGKILL)
+
+    import threading
+
+    workplace.run("study.name=before_death")
+    killer = threading.Timer(1.5, kill_later)
+    killer.start()
+    with pytest.raises(EngineError, match="the engine ended"):
+        workplace.run("study.name=death", "rounds=200")
+    killer.join()
+    died = llmexp.load_run(next((workplace.folder / "runs" / "death").iterdir()))
+    assert died.status == "failed"
+    assert not died.valid
+    assert len(died.rounds) >= 1
+    assert died.trace().num_rows >= 8 * len(died.rounds)
+
+
+def test_a_refused_argument_is_told_in_the_engines_own_words(tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match="unrecognized arguments: --no-such-argument"):
+        run(compose([*SMALL, f"runs_dir={tmp_path}", "tracking=off", "engine.args.no_such_argument=1"]))
+    failed = llmexp.load_run(next(tmp_path.glob("*/*")))
+    assert failed.status == "failed"
+    assert "no-such-argument" in (failed.folder / "engine.log").read_text()
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    """The README's study, reduced."""
+    folder = tmp_path_factory.mktemp("study")
+    command = [sys.executable, "-m", "llmexp", "-m", "cache=on,off", *SMALL, "workload.order=grouped,shuffled"]
+    return folder, subprocess.run([*command, "study.name=s"], cwd=folder, capture_output=True, text=True)
+
+
+def test_a_study_pairs_its_arms_and_prints_them(study: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    folder, done = study
+    assert done.returncode == 0, done.stderr
+    assert "4 runs on 2 engine launches" in done.stderr
+    assert max(len(line) for line in done.stderr.splitlines() if "→" in line) <= 100
+    assert "not replicated" in done.stderr
+    assert "mlflow ui" in done.stderr
+    (effect,) = [
+        row
+        for row in llmexp.load_study(folder / "runs" / "s").compare().rows
+        if row.measure == "observed_hit_tokens" and row.cell["workload.order"] == "shuffled"
+    ]
+    assert effect.estimate == 896
+    assert len(list((folder / "runs" / "s").glob("*/summary.json"))) == 4
+
+
+def test_a_complete_study_is_not_repeated_and_another_engine_is_not_mixed_in(
+    study: tuple[Path, subprocess.CompletedProcess[str]],
+) -> None:
+    folder, _ = study
+    command = [sys.executable, "-m", "llmexp", "-m", "cache=on,off", *SMALL, "workload.order=grouped,shuffled"]
+    again = subprocess.run([*command, "study.name=s"], cwd=folder, capture_output=True, text=True)
+    assert again.returncode == 0, again.stderr
+    assert "4 complete already" in again.stderr
+    assert "engine vllm_server" not in again.stderr
+    changed = subprocess.run([*command, "study.name=s", "rounds=3"], cwd=folder, capture_output=True, text=True)
+    assert changed.returncode == 1
+    assert "config.rounds: 2 -> 3" in changed.stderr
+
+
+@pytest.mark.parametrize(("how", "code"), [(signal.SIGINT, 130)])
+def test_ctrl_c_keeps_what_was_measured_and_leaves_no_process(how: signal.Signals, code: int, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "llmexp", *SMALL, "rounds=1000"]
+    with (tmp_path / "out").open("w") as out:
+        running = subprocess.Popen(command, cwd=tmp_path, stdout=out, stderr=out)
+    deadline = time.monotonic() + 300
+    while "round 3 of" not in (tmp_path / "out").read_text():
+        assert running.poll() is None and time.monotonic() < deadline, (tmp_path / "out").read_text()
+        time.sleep(0.2)
+    family = psutil.Process(running.pid).children(recursive=True)
+    assert family
+    running.send_signal(how)
+    assert running.wait(120) == code
+    assert not [process for process in family if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+    (folder,) = (tmp_path / "runs").glob("*/*")
+    killed = llmexp.load_run(folder)
+    assert killed.status == "killed"
+    assert len(killed.rounds) >= 3
+    assert pq.read_metadata(folder / "requests.parquet").num_rows >= 8 * len(killed.rounds)
+    client, experiment = tracking.open_store(TrackingConfig(dir=str(tmp_path / "mlruns")))
+    assert [item.info.status for item in client.search_runs([experiment])] == ["KILLED"]

@@ -1,0 +1,156 @@
+"""What the command says to wrong input, and how fast: nothing heavy is imported for it."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from llmexp.compose import compose, conf_dir
+from llmexp.errors import ConfigError, LlmexpError
+from llmexp.prepare import prepare
+from llmexp.schema.config import keys
+
+TINY = ["model=tiny_random", "gpu=cpu", "tracking=off"]
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("max_num_seqs=0", ["max_num_seqs", "0", "greater than 0"]),
+        ("max_num_seqs=many", ["max_num_seqs", "'many'", "integer"]),
+        ("cache=onn", ["cache", "'onn'", "off, on, salted", "did you mean on"]),
+        ("gpu=h201", ["gpu", "'h201'", "did you mean h200"]),
+        ("max_num_seq=4", ["max_num_seq:", "did you mean max_num_seqs"]),
+        ("workload.num_request=4", ["workload.num_request:", "did you mean workload.num_requests"]),
+        ("kv.gpu_memory_utilization=2", ["kv.gpu_memory_utilization", "2", "less than or equal to 1"]),
+        ("engine.port=http", ["engine.port", "'http'", "integer"]),
+        ("engine.port=80", ["engine.port", "80", "1024"]),
+        ("study.name=a/b", ["study.name", "a/b"]),
+        ("load.concurrency=${nope}", ["load.concurrency", "nope"]),
+    ],
+)
+def test_a_wrong_value_is_named_with_what_is_accepted(override: str, expected: list[str]) -> None:
+    with pytest.raises(ConfigError) as error:
+        compose([*TINY, override])
+    for part in expected:
+        assert part in str(error.value)
+
+
+def test_one_wrong_value_behind_two_keys_is_reported_once() -> None:
+    with pytest.raises(ConfigError) as error:
+        compose([*TINY, "max_num_seqs=0"])
+    assert str(error.value).splitlines() == ["max_num_seqs: got 0; accepted is greater than 0"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["kv.block_size=16"], ["kv.block_size", "16", "multiple of 32"]),
+        (["workload.prefix_tokens=9000"], ["9032", "2048"]),
+        (["model.path=/no/such/folder"], ["model.path", "/no/such/folder", "Hub id"]),
+        (["model.max_model_len=100000"], ["model.max_model_len", "100000", "8192"]),
+        (["runs_dir=/proc/nowhere"], ["runs_dir", "/proc/nowhere", "cannot be written"]),
+        (["kv.num_blocks=64", "kv.cache_memory_bytes=1000000"], ["kv.num_blocks=64", "one KV budget"]),
+    ],
+)
+def test_what_only_model_or_machine_can_refuse_is_refused_before_the_engine(
+    overrides: list[str], expected: list[str], tmp_path: Path
+) -> None:
+    with pytest.raises(LlmexpError) as error:
+        prepare(compose([*TINY, f"runs_dir={tmp_path}", *overrides]))
+    for part in expected:
+        assert part in str(error.value)
+
+
+def test_a_model_folder_without_a_config_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"config\.json"):
+        prepare(compose([*TINY, f"model.path={tmp_path}", f"runs_dir={tmp_path}"]))
+
+
+def test_a_port_in_use_is_refused(tmp_path: Path) -> None:
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"engine.port: got {port}, which is in use"):
+            prepare(compose([*TINY, f"engine.port={port}", f"runs_dir={tmp_path}"]))
+
+
+def test_gpu_auto_is_replaced_by_what_is_here_and_keeps_what_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    from llmexp import hardware
+
+    h200 = hardware.Gpu(0, "NVIDIA H200", "GPU-0", 150_000_000_000, "580")
+    monkeypatch.setattr(hardware, "gpus", lambda: (h200,))
+    gpu = compose(["gpu=auto", "gpu.tensor_parallel_size=2"]).gpu
+    assert (gpu.name, gpu.device, gpu.block_size, gpu.tensor_parallel_size) == ("h200", "cuda", 16, 2)
+    monkeypatch.setattr(hardware, "gpus", lambda: ())
+    assert compose(["gpu=auto"]).gpu.device == "cpu"
+    unknown = hardware.Gpu(0, "NVIDIA B9999", "GPU-1", 1, "580")
+    monkeypatch.setattr(hardware, "gpus", lambda: (unknown,))
+    with pytest.raises(ConfigError, match="B9999"):
+        compose(["gpu=auto"])
+
+
+@pytest.mark.parametrize(
+    ("product", "group"),
+    [
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA A100-SXM4-80GB", "a100"),
+        ("Tesla T4", "t4"),
+        ("NVIDIA L4", "l4"),
+        ("NVIDIA L40S", None),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "rtx_pro_6000"),
+    ],
+)
+def test_products_are_known_by_their_names(product: str, group: str | None) -> None:
+    from llmexp.hardware import Gpu
+
+    assert Gpu(0, product, "GPU-0", 1, "580").group == group
+
+
+def test_every_file_of_conf_composes() -> None:
+    for folder in sorted(path for path in conf_dir().iterdir() if path.is_dir() and path.name != "experiment"):
+        for file in sorted(folder.glob("*.yaml")):
+            overrides = [f"{folder.name}={file.stem}", *([] if folder.name == "gpu" else ["gpu=cpu"])]
+            if "???" in file.read_text():
+                with pytest.raises(ConfigError, match=rf"{folder.name}\.\w+: .*needs it set"):
+                    compose(overrides)
+            else:
+                compose(overrides)
+
+
+def test_on_and_off_are_words_not_booleans() -> None:
+    for name in ("on", "off"):
+        assert yaml.safe_load((conf_dir() / "cache" / f"{name}.yaml").read_text())["name"] == name
+        assert compose([*TINY, f"cache={name}"]).cache.name == name
+
+
+def test_engine_arguments_need_no_plus() -> None:
+    assert compose([*TINY, "engine.args.swap_space=1"]).engine.args == {"swap_space": 1}
+
+
+def test_help_lists_every_key() -> None:
+    done = subprocess.run([sys.executable, "-m", "llmexp", "--help"], capture_output=True, text=True, check=True)
+    missing = [key for key in keys() if key.rpartition(".")[2] != "kind" and key not in done.stdout]
+    assert not missing
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["max_num_seqs=0"], ["-m", "cache=on,off", "max_num_seqs=1,0"]])
+def test_help_and_errors_import_nothing_heavy(arguments: list[str]) -> None:
+    script = (
+        "import sys; sys.argv = ['llmexp', *{}]\n"
+        "from llmexp.__main__ import main\n"
+        "try: main()\n"
+        "except SystemExit as end: code = end.code\n"
+        "else: code = 0\n"
+        "heavy = {{'torch', 'vllm', 'mlflow', 'transformers', 'openai', 'matplotlib', 'scipy.stats', 'pandas'}}\n"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
+        "print('code', code)"
+    ).format(arguments)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert f"code {0 if arguments == ['--help'] else 2}" in done.stdout

@@ -1,0 +1,141 @@
+"""What MLflow holds: one store for many processes, one parent a study, one child a run, nothing twice."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from llmexp import tracking
+from llmexp.client.records import TRACE_SCHEMA
+from llmexp.compose import compose
+from llmexp.errors import ConfigError
+from llmexp.results import RoundResult, RunResult, load_run, save_run
+from llmexp.schema.config import Config
+
+
+def config(folder: Path, *overrides: str) -> Config:
+    return compose(["model=tiny_random", "gpu=cpu", f"tracking.dir={folder / 'mlruns'}", *overrides])
+
+
+def result(folder: Path, settings: Config, **changes: object) -> RunResult:
+    folder.mkdir(parents=True, exist_ok=True)
+    pq.write_table(TRACE_SCHEMA.empty_table(), folder / "requests.parquet")
+    rounds = tuple(
+        RoundResult(
+            index=index,
+            valid=index == 0,
+            invalid_reasons=() if index == 0 else ("contract_broken: 1 hit token counted, exactly 0 expected",),
+            measures={"throughput_req_per_s": 10.0 + index},
+            percentiles={},
+            contract={"expected_hit_tokens": 0},
+            client={},
+        )
+        for index in range(2)
+    )
+    values: dict[str, object] = {
+        "study": "s",
+        "name": "cache-on.trial-0",
+        "folder": folder,
+        "status": "complete",
+        "valid": False,
+        "invalid_reasons": ("round 1: contract_broken: 1 hit token counted, exactly 0 expected",),
+        "simulated": False,
+        "arm": "on",
+        "cell": {},
+        "trial": 0,
+        "position": 0,
+        "seed": 0,
+        "fingerprint": "f",
+        "workload_sha256": "w",
+        "measures": {"throughput_req_per_s": 10.0},
+        "percentiles": {},
+        "rounds": rounds,
+        "engine": {},
+        "environment": {},
+        "timings_s": {"engine_start": 1.5},
+        "config": settings.model_dump(mode="json"),
+    }
+    run = RunResult.model_validate({**values, **changes})
+    save_run(run)
+    return run
+
+
+def test_a_study_and_its_run_as_mlflow_shows_them(tmp_path: Path) -> None:
+    settings = config(tmp_path, "cache=salted", "max_num_seqs=4", "workload.num_requests=3")
+    parent = tracking.start_study(settings, "s", "cache=on,off")
+    child_settings = settings.model_copy(
+        update={"run": settings.run.model_copy(update={"parent_run_id": parent.run_id})}
+    )
+    child = tracking.start_run(child_settings, "s", "cache-on.trial-0")
+    tracking.finish_run(child, result(tmp_path / "run", settings))
+    study_folder = tmp_path / "study"
+    study_folder.mkdir()
+    (study_folder / "report.md").write_text("# report")
+    tracking.finish_study(parent, "complete", "| a | b |", study_folder)
+
+    client = parent.client
+    shown = client.get_run(child.run_id)
+    assert shown.info.status == "FINISHED"
+    assert shown.data.tags["mlflow.parentRunId"] == parent.run_id
+    assert shown.data.tags["llmexp.valid"] == "false"
+    assert "contract_broken" in shown.data.tags["llmexp.invalid_reasons"]
+    params = shown.data.params
+    assert params["cache"] == "salted" and params["max_num_seqs"] == "4" and params["workload.num_requests"] == "3"
+    assert not [key for key, value in params.items() if value == "None"]
+    assert shown.data.metrics["throughput_req_per_s"] == 10.0
+    history = client.get_metric_history(child.run_id, "round/throughput_req_per_s")
+    assert [(point.step, point.value) for point in history] == [(0, 10.0), (1, 11.0)]
+    names = {file.path for file in client.list_artifacts(child.run_id)}
+    assert {"summary.json", "requests.parquet"} <= names
+    fetched = client.download_artifacts(child.run_id, "summary.json", str(tmp_path))
+    assert load_run(Path(fetched).parent).arm == "on"
+    assert client.get_run(parent.run_id).data.tags["mlflow.note.content"] == "| a | b |"
+    assert str(tmp_path / "mlruns" / "artifacts") in client.get_run(child.run_id).info.artifact_uri
+
+
+@pytest.mark.parametrize(("status", "shown"), [("failed", "FAILED"), ("killed", "KILLED")])
+def test_a_run_that_did_not_complete_is_closed_as_such(status: str, shown: str, tmp_path: Path) -> None:
+    settings = config(tmp_path)
+    run = tracking.start_run(settings, "s", "r")
+    tracking.finish_run(run, result(tmp_path / "run", settings, status=status, rounds=(), measures={}))
+    assert run.client.get_run(run.run_id).info.status == shown
+
+
+def test_a_resumed_study_keeps_its_parent_and_replaces_its_broken_child(tmp_path: Path) -> None:
+    settings = config(tmp_path)
+    first = tracking.start_study(settings, "s", "x")
+    child_settings = settings.model_copy(
+        update={"run": settings.run.model_copy(update={"parent_run_id": first.run_id})}
+    )
+    killed = tracking.start_run(child_settings, "s", "r")
+    again = tracking.start_study(settings, "s", "x")
+    assert again.run_id == first.run_id
+    repeated = tracking.start_run(child_settings, "s", "r")
+    assert repeated.run_id != killed.run_id
+    found = first.client.search_runs([first.client.get_run(first.run_id).info.experiment_id])
+    assert sorted(run.info.run_id for run in found) == sorted([first.run_id, repeated.run_id])
+
+
+def test_processes_share_a_fresh_store(tmp_path: Path) -> None:
+    script = (
+        "import sys; from llmexp import tracking; from llmexp.schema.config import TrackingConfig\n"
+        "client, experiment = tracking.open_store(TrackingConfig(dir=sys.argv[1]))\n"
+        "client.create_run(experiment); print(experiment)"
+    )
+    crowd = [
+        subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+        for _ in range(4)
+    ]
+    said = {process.communicate()[0] for process in crowd}
+    assert [process.returncode for process in crowd] == [0] * 4
+    assert len(said) == 1
+    client, experiment = tracking.open_store(config(tmp_path).tracking.model_copy(update={"dir": str(tmp_path)}))
+    assert len(client.search_runs([experiment])) == 4
+
+
+def test_a_store_that_cannot_be_written_is_named() -> None:
+    settings = compose(["gpu=cpu", "tracking.dir=/proc/nowhere"])
+    with pytest.raises(ConfigError, match="tracking.dir: got '/proc/nowhere'"):
+        tracking.open_store(settings.tracking)

@@ -89,9 +89,7 @@ def paired(trials: int, effect: float, rng: np.random.Generator) -> Array:
 def coverage(bounds: Bounds, rng: np.random.Generator) -> Table:
     """How often each interval holds the true effect, and how wide it is."""
     table = Table("noise", "trials", "t", "width", "naive bootstrap", "width", "claimed", "in bounds")
-    table.title = (
-        f"Coverage of {CONFIDENCE:.0%} intervals of a ratio of {np.exp(EFFECT):.1f}, and median width"
-    )
+    table.title = f"Coverage of {CONFIDENCE:.0%} intervals of a ratio of {np.exp(EFFECT):.1f}, and median width"
     for name, noise in (("rounds differ", ROUNDS_DIFFER), ("launches differ", LAUNCHES_DIFFER)):
         for trials in (2, 3, 5, 10):
             table.add_row(name, str(trials), *covered(bounds, trials, name, noise, rng))
@@ -159,9 +157,7 @@ def false_verdicts(bounds: Bounds, rng: np.random.Generator) -> Table:
         add("A/A", trials, 6, "improves or regresses", float(wrong_any.mean()), LEVEL)
         edge = verdicts(paired(trials, MARGIN, rng)[:, np.newaxis])
         add("at margin", trials, 1, "equivalent", float((edge == "equivalent").mean()), LEVEL / 2)
-        mixed = np.stack(
-            [paired(trials, effect, rng) for effect in (0.0, 0.0, 0.0, MARGIN, MARGIN, MARGIN)], axis=1
-        )
+        mixed = np.stack([paired(trials, effect, rng) for effect in (0.0, 0.0, 0.0, MARGIN, MARGIN, MARGIN)], axis=1)
         found = verdicts(mixed) == "equivalent"
         rate = (found[:, 3:].sum(axis=-1) / np.maximum(found.sum(axis=-1), 1)).mean()
         add("half at margin", trials, 6, "equivalent (rate among them)", float(rate), LEVEL)
@@ -192,9 +188,7 @@ def planned_power(bounds: Bounds, rng: np.random.Generator) -> Table:
 def requests(rng: np.random.Generator) -> Table:
     """Coverage of the per-request interval in one launch: blocks against requests taken as independent."""
     table = Table("requests", "autocorrelation", "median block", "blocks: coverage", "independent: coverage")
-    table.title = (
-        f"Coverage of {CONFIDENCE:.0%} intervals of the paired per-request effect (500 launches each)"
-    )
+    table.title = f"Coverage of {CONFIDENCE:.0%} intervals of the paired per-request effect (500 launches each)"
     for n in (64, 256, 1024):
         for phi in (0.0, 0.5, 0.8):
             lengths, held = [], []
@@ -206,9 +200,7 @@ def requests(rng: np.random.Generator) -> Table:
                 iid_low, iid_high = intervals.t_interval(series, CONFIDENCE)
                 held.append([low <= 0 <= high, iid_low <= 0 <= iid_high])
             blocks, independent = np.mean(held, axis=0)
-            table.add_row(
-                str(n), f"{phi}", f"{np.median(lengths):.0f}", f"{blocks:.1%}", f"{independent:.1%}"
-            )
+            table.add_row(str(n), f"{phi}", f"{np.median(lengths):.0f}", f"{blocks:.1%}", f"{independent:.1%}")
     return table
 
 

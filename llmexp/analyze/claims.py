@@ -78,9 +78,7 @@ def answer_claims(comparison: Comparison, claims: Sequence[Claim]) -> tuple[Answ
 
 def _draft(comparison: Comparison, claim: Claim) -> Answer:
     """The outcome that the evidence leans to, with its p value before the adjustment over claims."""
-    rows = tuple(
-        row for row in comparison.rows if row.measure == claim.measure and _covers(claim, row, comparison)
-    )
+    rows = tuple(row for row in comparison.rows if row.measure == claim.measure and _covers(claim, row, comparison))
     if not rows:
         return Answer(claim, "undecided", "no valid pair of runs has this measure there", ())
     if not all(row.replicated for row in rows):
@@ -100,8 +98,7 @@ def _draft(comparison: Comparison, claim: Claim) -> Answer:
 
 def _covers(claim: Claim, row: Effect, comparison: Comparison) -> bool:
     return all(
-        (row.arm if key == comparison.factor else row.cell.get(key)) == value
-        for key, value in claim.cell.items()
+        (row.arm if key == comparison.factor else row.cell.get(key)) == value for key, value in claim.cell.items()
     )
 
 

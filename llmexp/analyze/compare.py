@@ -50,9 +50,7 @@ class Effect:
     verdict: Verdict | None
     p: float | None = None  # no effect, two-sided
     q: float | None = None
-    p_equivalent: float | None = (
-        None  # an effect beyond the margin: twice the larger of two one-sided p values
-    )
+    p_equivalent: float | None = None  # an effect beyond the margin: twice the larger of two one-sided p values
     q_equivalent: float | None = None
     noise_floor: float | None = None
     detectable: float | None = None
@@ -76,12 +74,15 @@ class Effect:
 
 @dataclass(frozen=True)
 class Level:
-    """The measures of one arm in one cell: for each, the mean of every valid run, in the order of trials."""
+    """The measures of one arm in one cell: for each, the mean of every valid run, in the order of trials.
+
+    `runs` names the valid runs, of `planned`.
+    """
 
     cell: Cell
     arm: str
     planned: int
-    runs: int
+    runs: tuple[str, ...]
     measures: Mapping[str, tuple[float, ...]]
 
     def mean(self, measure: str) -> float | None:
@@ -147,11 +148,12 @@ def levels_of(
         groups.setdefault((tuple(sorted(cell.items())), arm), []).append(plan)
     levels = []
     for (_, arm), plans in groups.items():
-        valid = [measure_values(usable[plan.name]) for plan in plans if plan.name in usable]
-        names = dict.fromkeys(name for values in valid for name in values)
-        measures = {name: tuple(float(np.mean(v[name])) for v in valid if name in v) for name in names}
+        valid = [usable[plan.name] for plan in plans if plan.name in usable]
+        values = [measure_values(run) for run in valid]
+        names = dict.fromkeys(name for one in values for name in one)
+        measures = {name: tuple(float(np.mean(one[name])) for one in values if name in one) for name in names}
         cell, _ = place(plans[0], record.compare, factor)
-        levels.append(Level(cell, arm, len(plans), len(valid), measures))
+        levels.append(Level(cell, arm, len(plans), tuple(run.name for run in valid), measures))
     return tuple(levels)
 
 
@@ -174,9 +176,7 @@ def equivalence_margin(scale: Scale, margin: float, baseline_mean: float) -> flo
     return float(np.log1p(margin)) if scale == "ratio" else margin * max(abs(baseline_mean), 1.0)
 
 
-def compare_pairs(
-    pairings: Sequence[Pairing], *, confidence: float, margin: float
-) -> tuple[tuple[Effect, ...], int]:
+def compare_pairs(pairings: Sequence[Pairing], *, confidence: float, margin: float) -> tuple[tuple[Effect, ...], int]:
     """Effects of every pairing and measure with their verdicts, and how many comparisons were tested."""
     rows = [row for pairing in pairings for row in _effects(pairing, confidence=confidence, margin=margin)]
     return _judge(rows, level=1 - confidence)

@@ -67,9 +67,7 @@ def _t_test(effects: Array, null: float | Array, alternative: Alternative) -> An
 def _p(effects: Array, null: float | Array, alternative: Alternative) -> Array:
     shifted = effects - np.asarray(null)[..., np.newaxis]
     p = np.asarray(_t_test(shifted, 0.0, alternative).pvalue)
-    return np.where(
-        np.isnan(p), 1.0, p
-    )  # 0 / 0: identical effects that equal the null say nothing against it
+    return np.where(np.isnan(p), 1.0, p)  # 0 / 0: identical effects that equal the null say nothing against it
 
 
 def hierarchical_bootstrap(
@@ -95,9 +93,7 @@ def hierarchical_bootstrap(
         for trial in range(trials):
             slots = np.flatnonzero(chosen == trial)
             means = [
-                arm[trial][
-                    ..., rng.integers(arm[trial].shape[-1], size=(len(slots), arm[trial].shape[-1]))
-                ].mean(-1)
+                arm[trial][..., rng.integers(arm[trial].shape[-1], size=(len(slots), arm[trial].shape[-1]))].mean(-1)
                 for arm in (baseline, treatment)
             ]
             total[..., slots] += effect(means[0], means[1], scale)
@@ -140,9 +136,7 @@ def block_length(series: Array) -> int:
     return 1 if best < 1.5 else int(min(np.round(2 * best), n // 4))
 
 
-def block_interval(
-    estimate: Array, samples: Array, length: int, block: int, confidence: float
-) -> tuple[Array, Array]:
+def block_interval(estimate: Array, samples: Array, length: int, block: int, confidence: float) -> tuple[Array, Array]:
     """Percentile interval over the first axis of block-bootstrap `samples`, widened for short series.
 
     Blocks understate the variance by about 1 - block / length, and length / block of them estimate it: so

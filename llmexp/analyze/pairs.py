@@ -67,11 +67,7 @@ def choose_arms(
     several = [key for key, values in swept.items() if len(values) > 1]
     if compare is not None:
         if compare not in swept:
-            accepted = (
-                f"swept keys: {', '.join(swept)}"
-                if swept
-                else "nothing is swept; sweep it as KEY=A,B with -m"
-            )
+            accepted = f"swept keys: {', '.join(swept)}" if swept else "nothing is swept; sweep it as KEY=A,B with -m"
             raise ConfigError(
                 f"study.compare={compare}: this key is not swept{near_misses(compare, swept)} ({accepted})"
             )
@@ -85,8 +81,7 @@ def choose_arms(
     arms = swept[key]
     if baseline is not None and baseline not in arms:
         raise ConfigError(
-            f"study.baseline={baseline}: no such arm{near_misses(baseline, arms)} "
-            f"(arms of {key}: {', '.join(arms)})"
+            f"study.baseline={baseline}: no such arm{near_misses(baseline, arms)} (arms of {key}: {', '.join(arms)})"
         )
     return key, baseline or ("off" if "off" in arms else arms[0])
 
@@ -101,9 +96,7 @@ def place(run: RunResult | PlannedRun, compare: str | None, factor: str | None) 
     return swept, arm
 
 
-def exclude(
-    record: StudyRecord, runs: Iterable[RunResult], missing: Mapping[str, str]
-) -> tuple[Excluded, ...]:
+def exclude(record: StudyRecord, runs: Iterable[RunResult], missing: Mapping[str, str]) -> tuple[Excluded, ...]:
     """Planned runs that failed, are invalid or left no result, in the plan's order."""
     found = {run.name: run for run in runs}
     excluded = []

@@ -22,9 +22,7 @@ def power(effect: float, deviation: float, trials: int, confidence: float) -> fl
     if shift > 2 * critical + 20:  # certain, and beyond what nct evaluates well
         return 1.0
     above = stats.nct.sf(critical, trials - 1, shift)
-    below = (
-        stats.nct.cdf(-critical, trials - 1, shift) if shift < 8 else 0.0
-    )  # then under the normal tail of -8
+    below = stats.nct.cdf(-critical, trials - 1, shift) if shift < 8 else 0.0  # then under the normal tail of -8
     return float(above + below)
 
 
@@ -33,9 +31,7 @@ def detectable(deviation: float, trials: int, confidence: float, at_power: float
     if deviation == 0:
         return 0.0
     highest = (2 * stats.t.ppf((1 + confidence) / 2, trials - 1) + 20) / np.sqrt(trials)
-    return deviation * float(
-        optimize.brentq(lambda size: power(size, 1.0, trials, confidence) - at_power, 0, highest)
-    )
+    return deviation * float(optimize.brentq(lambda size: power(size, 1.0, trials, confidence) - at_power, 0, highest))
 
 
 def trials_needed(effect: float, deviation: float, confidence: float, at_power: float = POWER) -> int | None:

@@ -66,10 +66,7 @@ def request_effects(
             if all((run.folder / TRACE).exists() for run in (pair.baseline, pair.treatment))
         ]
         for measure in LATENCIES:
-            both = [
-                _common(latencies(pair.baseline, measure), latencies(pair.treatment, measure))
-                for pair in pairs
-            ]
+            both = [_common(latencies(pair.baseline, measure), latencies(pair.treatment, measure)) for pair in pairs]
             both = [(base, other) for base, other in both if base.shape[1] >= MIN_REQUESTS]
             if both:
                 effects += _effects(pairing, measure, both, confidence, replicates, rng)

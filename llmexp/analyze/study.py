@@ -60,9 +60,7 @@ class Study:
         if factor is not None:
             factor, baseline = choose_arms(factor, baseline, self.swept)
         pairings = (
-            pair_runs(record, self.runs, self.excluded, factor, baseline)
-            if factor and baseline is not None
-            else ()
+            pair_runs(record, self.runs, self.excluded, factor, baseline) if factor and baseline is not None else ()
         )
         rows, tested = compare_pairs(pairings, confidence=record.confidence, margin=record.margin)
         return Comparison(
@@ -133,14 +131,10 @@ def from_mlflow(
     for parent in _search(client, found.experiment_id, "tags.`llmexp.kind` = 'study'"):
         parents.setdefault(parent.info.run_name, parent.info.run_id)
     if not parents:
-        raise ResultError(
-            f"{tracking_uri}: experiment {experiment} holds no study (no run tagged llmexp.kind=study)"
-        )
+        raise ResultError(f"{tracking_uri}: experiment {experiment} holds no study (no run tagged llmexp.kind=study)")
     if study not in parents and (study or len(parents) > 1):
         problem = f"no study {study}" if study else f"{len(parents)} studies, of which one must be named"
-        raise ResultError(
-            f"{tracking_uri}: experiment {experiment} has {problem} (studies: {', '.join(parents)})"
-        )
+        raise ResultError(f"{tracking_uri}: experiment {experiment} has {problem} (studies: {', '.join(parents)})")
     name = study or next(iter(parents))
     target = Path(folder or tempfile.mkdtemp(prefix="llmexp-")) / name
     target.mkdir(parents=True, exist_ok=True)

@@ -61,9 +61,7 @@ def simulated(comparison: Comparison) -> str:
 
 def title(comparison: Comparison) -> str:
     """What is compared, how often and with which confidence."""
-    about = (
-        f"{comparison.factor}, ratio to {comparison.baseline}" if comparison.factor else "nothing compared"
-    )
+    about = f"{comparison.factor}, ratio to {comparison.baseline}" if comparison.factor else "nothing compared"
     parts = [about, count(comparison.trials, "trial")]
     if any(row.replicated for row in comparison.rows):
         parts.append(f"{comparison.confidence:.0%} intervals")
@@ -114,9 +112,7 @@ def caption(comparison: Comparison) -> str:
 def _contents(comparison: Comparison) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     if comparison.factor is None:
         units = (f"{name}\n{UNITS[measure]}" for measure, name in HEADLINES.items())
-        return ("cell", "arm", *units, "hit rate", "valid"), [
-            _level_row(level) for level in comparison.levels
-        ]
+        return ("cell", "arm", *units, "hit rate", "valid"), [_level_row(level) for level in comparison.levels]
     header = ("cell", comparison.factor, *HEADLINES.values(), "hit rate", "valid")
     return header, [_pair_row(comparison, pairing) for pairing in comparison.pairings]
 
@@ -124,7 +120,7 @@ def _contents(comparison: Comparison) -> tuple[tuple[str, ...], list[tuple[str, 
 def _level_row(level: Level) -> tuple[str, ...]:
     figures = (number(level.mean(measure)) for measure in HEADLINES)
     rate = ratio(level.mean(HIT_RATE))
-    return (_lines(level), level.arm or "-", *figures, rate, f"{level.runs}/{level.planned}")
+    return (_lines(level), level.arm or "-", *figures, rate, f"{len(level.runs)}/{level.planned}")
 
 
 def _pair_row(comparison: Comparison, pairing: Pairing) -> tuple[str, ...]:

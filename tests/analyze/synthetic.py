@@ -71,9 +71,7 @@ def make_study(
     save_study(record, folder)
     for i, plan in enumerate(plans):
         rng = np.random.default_rng([seed, i])
-        save_run(
-            _run(folder, record, plan, speedups[plan.arm], rounds, requests, trial_noise, simulated, rng)
-        )
+        save_run(_run(folder, record, plan, speedups[plan.arm], rounds, requests, trial_noise, simulated, rng))
     return record
 
 
@@ -109,7 +107,13 @@ def _run(
                 invalid_reasons=(),
                 measures=measures,
                 percentiles=percentiles,
-                contract={"held": True},
+                contract={
+                    "kind": "exact",
+                    "expected_hit_tokens": int(hits * prompt_tokens),
+                    "observed_hit_tokens": int(hits * prompt_tokens),
+                    "queried_tokens": prompt_tokens,
+                    "held": True,
+                },
                 client={},
             )
         )

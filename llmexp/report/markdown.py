@@ -1,0 +1,358 @@
+"""The report of a study in Markdown, fit for a pull request."""
+
+import json
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from llmexp.analyze.claims import Answer
+from llmexp.analyze.compare import Comparison, Effect
+from llmexp.analyze.intervals import MIN_TRIALS
+from llmexp.analyze.pairs import Pairing, cell_label
+from llmexp.analyze.power import POWER
+from llmexp.analyze.requests import RequestEffect
+from llmexp.analyze.study import Study
+from llmexp.measure.catalog import MEASURES
+from llmexp.report.plots import NAMES
+from llmexp.report.table import (
+    HEADLINES,
+    amount,
+    caption,
+    count,
+    interval,
+    number,
+    ratio,
+    replication,
+    simulated,
+    to_markdown,
+)
+from llmexp.results import RunResult
+from llmexp.schema.study import Claim
+
+
+def markdown(
+    study: Study,
+    comparison: Comparison,
+    answers: Sequence[Answer],
+    requests: Sequence[RequestEffect],
+    figures: Sequence[tuple[str, str, str]],
+) -> str:
+    """The whole report. `figures` holds title, caption and path relative to the report of each."""
+    parts = [
+        *_head(comparison),
+        *_claims(answers, comparison),
+        *_section("Cells", [to_markdown(comparison), caption(comparison)]),
+        *_section("Figures", [f"![{title}]({path})\n\n*{text}*" for title, text, path in figures]),
+        *_sensitivity(comparison),
+        *_requests(requests, comparison),
+        *_every_measure(comparison),
+        *_runs(study, comparison),
+        *_section("Method", _method(comparison)),
+        *_section("Conditions", _conditions(study)),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def sentence(comparison: Comparison, pairing: Pairing, measure: str) -> str:
+    """What a user may write about one measure of one arm in one cell: the finding, or that there is none."""
+    finding = _finding(comparison, pairing, measure)
+    return f"{cell_label(pairing.cell)}: {finding}" if pairing.cell else finding[0].upper() + finding[1:]
+
+
+def _finding(comparison: Comparison, pairing: Pairing, measure: str) -> str:
+    row = comparison.row(measure, pairing.cell, pairing.arm)
+    subject, name, base = f"{comparison.factor}={pairing.arm}", HEADLINES.get(measure, measure), comparison.baseline
+    if row is None:
+        return f"nothing can be said of {name} under {subject}: {_no_row(pairing)}."
+    of_base = f"{ratio(row.estimate)} times that of {base}"
+    if row.scale == "difference":
+        of_base = f"{amount(row.estimate, row)} from that of {base}"
+    if not row.replicated:
+        single = f" ({' and '.join(amount(value, row) for value in row.per_trial)})" if row.trials > 1 else ""
+        return f"{name} under {subject} was {of_base}{single}: {replication(row.trials)}, so it may be noise."
+    evidence = (
+        f"{comparison.confidence:.0%} interval {interval(row)}, {count(row.trials, 'trial')}"
+        f"{_left_out(row)}{_contract(pairing)}"
+    )
+    if row.verdict == "equivalent":
+        return f"{subject} left {name} within {comparison.margin:.0%} of {base} ({of_base}, {evidence})."
+    if row.verdict not in ("improves", "regresses"):
+        return f"we cannot tell whether {subject} changes {name} ({of_base}, {evidence})."
+    rises = row.estimate > (1 if row.scale == "ratio" else 0)
+    verb = "raised" if rises else "lowered"
+    if row.scale == "difference":
+        return f"{subject} {verb} {name} by {number(abs(row.estimate))} ({evidence})."
+    return f"{subject} {verb} {name} {'' if rises else 'to '}{ratio(row.estimate)} times ({evidence})."
+
+
+def claim_text(claim: Claim) -> str:
+    """`throughput_req_per_s higher than 1.5, where max_num_seqs=128`."""
+    where = f", where {cell_label(claim.cell)}" if claim.cell else ""
+    if claim.direction == "equivalent":
+        return f"{claim.measure} equivalent{where}"
+    than = f" than {claim.threshold:g}" if claim.threshold is not None else " than the baseline"
+    return f"{claim.measure} {claim.direction}{than}{where}"
+
+
+def _head(comparison: Comparison) -> Iterator[str]:
+    about = f": {comparison.factor}, against {comparison.baseline}" if comparison.factor else ""
+    yield f"# {simulated(comparison)}{comparison.study}{about}"
+    if "simulated" in comparison.kinds:
+        yield "**These numbers come from a model of an engine, not from a measurement.**"
+    if not comparison.factor:
+        yield "Nothing is compared: the study has a single arm. What it measured is below."
+    else:
+        yield "\n".join(
+            f"- {sentence(comparison, pairing, measure)}"
+            for pairing in comparison.pairings
+            for measure in (HEADLINES if len(comparison.pairings) == 1 else list(HEADLINES)[:1])
+        )
+
+
+def _claims(answers: Sequence[Answer], comparison: Comparison) -> Iterator[str]:
+    if not answers:
+        return
+    lines = [
+        (
+            claim_text(answer.claim),
+            f"**{answer.outcome}**",
+            answer.reason,
+            _evidence(answer.evidence),
+            number(answer.q, 2),
+        )
+        for answer in answers
+    ]
+    tested = sum(answer.q is not None for answer in answers)
+    note = (
+        f"Evidence: effect, {comparison.confidence:.0%} interval and trials in each cell that the claim covers. "
+        f"Outcomes hold at a false discovery rate of {1 - comparison.confidence:.0%} over "
+        f"{count(tested, 'claim')} tested."
+    )
+    yield from _section("Claims", [_table(("claim", "answer", "why", "evidence", "q"), lines), note])
+
+
+def _evidence(rows: Sequence[Effect]) -> str:
+    return "<br>".join(
+        f"{row.arm}, {cell_label(row.cell)}: {amount(row.estimate, row)} ({interval(row)}, n={row.trials})"
+        for row in rows
+    )
+
+
+def _sensitivity(comparison: Comparison) -> Iterator[str]:
+    """What the study could have seen: the noise between launches, and the effects and trials that follow."""
+    rows = [row for row in comparison.rows if row.measure in HEADLINES and row.detectable is not None]
+    if not rows:
+        return
+    lines = [
+        (
+            cell_label(row.cell),
+            row.arm,
+            HEADLINES[row.measure],
+            f"{ratio(1 / row.noise_floor)} to {ratio(row.noise_floor)}" if row.noise_floor else "-",
+            ratio(row.detectable),
+            str(row.trials_for_margin or "over 1000"),
+        )
+        for row in rows
+    ]
+    header = (
+        "cell",
+        "arm",
+        "measure",
+        "noise floor",
+        "detectable",
+        f"trials for {comparison.margin:.0%}",
+    )
+    note = (
+        f"Noise floor: ratio of two launches of the baseline that chance alone keeps to in {comparison.confidence:.0%} "
+        f"of cases, an upper bound where trials differ in workload. Detectable: smallest true ratio that this many trials "
+        f"find with {POWER:.0%} power, by the variance observed. Last: trials that a true change of "
+        f"{comparison.margin:.0%} needs for the same."
+    )
+    yield from _section("What this study can see", [_table(header, lines), note])
+
+
+def _requests(effects: Sequence[RequestEffect], comparison: Comparison) -> Iterator[str]:
+    if not effects:
+        return
+    lines = [
+        (
+            cell_label(one.cell),
+            one.arm,
+            NAMES[one.measure],
+            one.statistic,
+            f"{ratio(one.estimate)} ({ratio(one.low)} to {ratio(one.high)})",
+            f"{one.faster:.0%}",
+            str(one.requests),
+        )
+        for one in effects
+    ]
+    note = (
+        "The same request in both arms (paired: geometric mean of the ratios), and percentiles of both latency "
+        f"distributions. {comparison.confidence:.0%} intervals by circular block bootstrap over requests: they say how "
+        "much the requests sent decide, not what another launch would bring, and no verdict rests on them."
+    )
+    header = ("cell", "arm", "latency", "statistic", f"ratio to {comparison.baseline}", "faster", "requests")
+    yield from _section("Single requests", [_table(header, lines), note])
+
+
+def _every_measure(comparison: Comparison) -> Iterator[str]:
+    if not comparison.rows:
+        return
+    yield "## Every measure"
+    for pairing in comparison.pairings:
+        rows = [row for row in comparison.rows if (row.cell, row.arm) == (pairing.cell, pairing.arm)]
+        lines = [
+            (
+                f"{row.measure}{f' ({MEASURES[row.measure].unit})' if _unit(row.measure) else ''}",
+                number(row.baseline_mean),
+                number(row.treatment_mean),
+                f"{amount(row.estimate, row)}{'' if row.scale == 'ratio' else ' diff.'}",
+                interval(row),
+                _bootstrap(row),
+                f"{row.trials}/{row.planned_trials}",
+                _q(row, row.q),
+                _q(row, row.q_equivalent),
+                row.verdict or "no direction",
+            )
+            for row in rows
+        ]
+        header = (
+            "measure",
+            f"{comparison.baseline}",
+            pairing.arm,
+            "effect",
+            f"{comparison.confidence:.0%} interval",
+            "bootstrap",
+            "pairs",
+            "q",
+            "q equivalent",
+            "verdict",
+        )
+        title = f"{comparison.factor}={pairing.arm}, {cell_label(pairing.cell)}"
+        yield f"<details><summary>{title}</summary>\n\n{_table(header, lines)}\n\n</details>"
+
+
+def _runs(study: Study, comparison: Comparison) -> Iterator[str]:
+    planned, left_out = len(study.record.runs), len(comparison.excluded)
+    parts = [f"{planned} planned, {planned - left_out} used, {left_out} left out of every comparison."]
+    if comparison.excluded:
+        lines = [(one.run, one.kind, "; ".join(one.reasons)) for one in comparison.excluded]
+        parts.append(_table(("run", "is", "because"), lines))
+    refused = [
+        (cell_label(pairing.cell), pairing.arm, reason) for pairing in comparison.pairings for reason in pairing.refused
+    ]
+    if refused:
+        parts.append("Pairs that could not be formed:")
+        parts.append(_table(("cell", "arm", "because"), refused))
+    yield from _section("Runs", parts)
+
+
+def _method(comparison: Comparison) -> list[str]:
+    if not comparison.factor:
+        return ["Levels are means over the valid rounds of a run, then over trials."]
+    sure, rate = f"{comparison.confidence:.0%}", f"{1 - comparison.confidence:.0%}"
+    tested = f"{count(comparison.tested, 'comparison')} {'was' if comparison.tested == 1 else 'were'} tested together"
+    return [
+        "A pair is two valid runs of the same cell and trial that sent the same requests. Its effect is the log ratio "
+        "of the arms' means over valid rounds, or their difference for measures that may be 0. The estimate is the "
+        f"mean over trials; the interval is Student's t at {sure} over trials, from {MIN_TRIALS} trials on. The "
+        "bootstrap of trials, then rounds, stands beside it; with few trials it is too narrow, and decides nothing.",
+        f"{tested}: every measure with a better direction, in every cell and arm with {MIN_TRIALS} pairs or more. "
+        f"Verdicts hold the false discovery rate at {rate} (Benjamini-Hochberg), among differences and among "
+        f"equivalences (two one-sided tests within {comparison.margin:.0%}; for a difference, of the baseline's mean, "
+        "and at least of one unit). An effect within the margin is equivalent even if it is not 0. An effect that is "
+        "the same in every trial is exact and needs no test. Intervals are not adjusted for the number of comparisons, "
+        "so one may exclude 1 beside the verdict `inconclusive`.",
+    ]
+
+
+def _conditions(study: Study) -> list[str]:
+    parts = []
+    if study.record.overrides:
+        command = shlex.join(["python", "-m", "llmexp", "-m", *study.record.overrides])
+        parts.append(f"Run again:\n\n```bash\n{command}\n```")
+    folder = study.folder.relative_to(Path.cwd()) if study.folder.is_relative_to(Path.cwd()) else study.folder
+    parts.append(f"This report again:\n\n```bash\nllmexp report {shlex.quote(str(folder))}\n```")
+    found: dict[str, dict[str, None]] = {}
+    for run in study.runs:
+        for key, value in _flat({"environment": run.environment, "engine": run.engine}):
+            found.setdefault(key, {})[value] = None
+    lines = [(key, _values(list(values))) for key, values in found.items()]
+    if lines:
+        parts.append(
+            f"<details><summary>Hardware and software</summary>\n\n{_table(('what', 'value'), lines)}\n\n</details>"
+        )
+    hashes = dict.fromkeys((f"{cell_label(run.cell)}, trial {run.trial}", run.workload_sha256) for run in study.runs)
+    table = _table(("cell and trial", "SHA-256 of the requests sent"), list(hashes))
+    parts.append(f"<details><summary>Workloads</summary>\n\n{table}\n\n</details>")
+    return parts
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Leaves with their dotted keys, but for the two names on top."""
+    for key, value in tree.items():
+        name = f"{prefix}.{key}" if prefix else key
+        if isinstance(value, Mapping):
+            yield from _flat(value, "" if name in ("environment", "engine") else name)
+        elif value not in (None, "", [], ()):
+            yield name, value if isinstance(value, str) else json.dumps(value)
+
+
+def _values(values: list[str]) -> str:
+    if len(values) == 1:
+        return values[0]
+    shown = ", ".join(values[:3]) + (", …" if len(values) > 3 else "")
+    return f"{shown} (differs between runs)"
+
+
+def _bootstrap(row: Effect) -> str:
+    if row.bootstrap_low is None:
+        return "-"
+    return f"{amount(row.bootstrap_low, row)} to {amount(row.bootstrap_high, row)}"
+
+
+def _q(row: Effect, value: float | None) -> str:
+    return "-" if value is None else number(value, 2) if row.varies else "exact"
+
+
+def _left_out(row: Effect) -> str:
+    missing = row.planned_trials - row.trials
+    return f", {missing} of {row.planned_trials} left out" if missing else ""
+
+
+def _contract(pairing: Pairing) -> str:
+    """`, contract held in all` if the engine counted its hits in every round used and they were as they
+    must be."""
+    rounds = [one for pair in pairing.pairs for run in (pair.baseline, pair.treatment) for one in _valid_rounds(run)]
+    checked = [one for one in rounds if one.contract.get("observed_hit_tokens") is not None]
+    if checked and len(checked) == len(rounds) and all(one.contract.get("held") for one in checked):
+        return ", contract held in all"
+    return ", contract not checked" if not checked else ""
+
+
+def _valid_rounds(run: RunResult) -> Iterator[Any]:
+    return (one for one in run.rounds if one.valid)
+
+
+def _no_row(pairing: Pairing) -> str:
+    return pairing.refused[0] if pairing.refused else "no valid pair has it"
+
+
+def _unit(measure: str) -> str:
+    return MEASURES[measure].unit if measure in MEASURES else ""
+
+
+def _section(title: str, parts: Sequence[str]) -> list[str]:
+    parts = [part for part in parts if part]
+    return [f"## {title}", *parts] if parts else []
+
+
+def _table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    rows = [header, ["---"] * len(header), *lines]
+    return "\n".join("| " + " | ".join(_cell(text) for text in row) + " |" for row in rows)
+
+
+def _cell(text: str) -> str:
+    """Text that stays in its cell: errors may hold line breaks and bars."""
+    return " ".join(text.replace("|", "\\|").split())

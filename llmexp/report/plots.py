@@ -1,0 +1,370 @@
+"""Figures of a study. Readable without colour: arms differ in marker, line style and hatch."""
+
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow.compute as pc
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+from llmexp.analyze.compare import Comparison, Effect, Level
+from llmexp.analyze.pairs import Cell, cell_label
+from llmexp.analyze.requests import LATENCIES, latencies
+from llmexp.analyze.study import Study
+from llmexp.report.table import HEADLINES, count, simulated
+from llmexp.results import TRACE, RunResult
+
+COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#777777")
+LINES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 3)))
+MARKERS = ("o", "s", "^", "D", "v", "P")
+VERDICT_MARKS = {"improves": "^", "regresses": "v", "equivalent": "s", "inconclusive": "o"}
+RATIO_TICKS = (
+    *(0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 1, 1.02, 1.05),
+    *(1.1, 1.2, 1.3, 1.5, 1.75, 2, 2.5, 3, 4, 5, 7, 10, 20, 50, 100),
+)
+ROUND_TICKS = (0.01, 0.1, 0.2, 0.5, 1, 2, 5, 10, 100)  # kept first where there is no room for all
+MOST_CELLS = 8
+MOST_REQUESTS = 128
+NAMES = {"ttft_ms": "TTFT", "e2e_ms": "e2e latency"}
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A figure with the name of its file, its title and what its marks mean."""
+
+    name: str
+    title: str
+    caption: str
+    figure: Figure
+
+
+def plots(study: Study, comparison: Comparison) -> Iterator[Plot]:
+    """Every figure that the study has data for."""
+    runs = {run.name: run for run in study.runs}
+    traced = [
+        (level, [runs[name] for name in level.runs if (runs[name].folder / TRACE).exists()])
+        for level in comparison.levels
+    ]
+    traced = [(level, found) for level, found in traced if found]
+    if any(row.measure in HEADLINES for row in comparison.rows):
+        yield effect_by_cell(comparison)
+    if traced:
+        yield latency_distributions(comparison, traced)
+    if key := numeric_key(study, comparison):
+        yield throughput_curve(study, comparison, key)
+    if any(run.rounds for run in study.runs if "expected_hit_tokens" in run.rounds[0].contract):
+        yield hit_rates(study, comparison)
+    if traced:
+        yield timeline(comparison, traced)
+
+
+def effect_by_cell(comparison: Comparison) -> Plot:
+    """Ratio to the baseline with its interval, one line per cell and arm, one panel per measure."""
+    lines = [(pairing.cell, pairing.arm) for pairing in comparison.pairings if pairing.pairs]
+    several = len({arm for _, arm in lines}) > 1
+    figure = Figure(figsize=(10, 1.9 + 0.45 * len(lines)), layout="constrained")
+    panels = figure.subplots(1, len(HEADLINES), sharey=True, squeeze=False)[0]
+    for panel, (measure, name) in zip(panels, HEADLINES.items(), strict=True):
+        drawn: list[float] = [1.0]
+        for y, (cell, arm) in enumerate(lines):
+            row = comparison.row(measure, cell, arm)
+            if row is None:
+                continue
+            drawn += [*row.per_trial, *(edge for edge in (row.low, row.high) if edge is not None)]
+            _draw_effect(panel, row, y)
+        panel.axvline(1, color="black", linewidth=0.8)
+        low, high = 1 / (1 + comparison.margin), 1 + comparison.margin
+        panel.axvspan(low, high, facecolor="none", edgecolor="0.75", hatch="///", linewidth=0)
+        _ratio_axis(panel, min(drawn), max(drawn))
+        panel.set_title(name, fontsize=10)
+        panel.set_xlabel(f"{comparison.factor}: ratio to {comparison.baseline}")
+        panel.grid(axis="x", color="0.9", linewidth=0.6)
+        panel.set_axisbelow(True)
+    trials = {place: row.trials for row in comparison.rows for place in [(cell_label(row.cell), row.arm)]}
+    panels[0].set_yticks(
+        range(len(lines)),
+        [
+            f"{f'{arm}, ' if several else ''}{cell_label(cell)} (n={trials[cell_label(cell), arm]})"
+            for cell, arm in lines
+        ],
+        fontsize=8,
+    )
+    panels[0].set_ylim(len(lines) - 0.5, -0.5)
+    sure = f"{comparison.confidence:.0%}"
+    caption = (
+        f"Mark: mean effect over n trials, bar: {sure} t interval (none below 3 trials), ticks: single trials. "
+        f"Hatched: within {comparison.margin:.0%}, equivalent. Mark by verdict: up improves, down regresses, "
+        "square equivalent, open circle inconclusive."
+    )
+    arms = " and ".join(dict.fromkeys(arm for _, arm in lines))
+    return _plot("effect_by_cell", f"Effect of {comparison.factor}={arms} by cell", caption, comparison, figure)
+
+
+def latency_distributions(comparison: Comparison, traced: Sequence[tuple[Level, Sequence[RunResult]]]) -> Plot:
+    """Cumulative distributions of TTFT and e2e latency, one row of panels per cell, one line per arm."""
+    cells = _cells(level for level, _ in traced)
+    shown = list(cells)[:MOST_CELLS]
+    arms = _arms(comparison)
+    figure = Figure(figsize=(10, 1.4 + 2.3 * len(shown)), layout="constrained")
+    grid = figure.subplots(len(shown), len(LATENCIES), squeeze=False)
+    for label, panels in zip(shown, grid, strict=True):
+        for panel, measure in zip(panels, LATENCIES, strict=True):
+            for level, runs in traced:
+                if cell_label(level.cell) != label:
+                    continue
+                style = arms.index(level.arm)
+                samples = [_completed(run, measure) for run in runs]
+                for sample in samples if len(samples) > 1 else []:
+                    panel.step(*_ecdf(sample), color=COLOURS[style], linewidth=0.5, alpha=0.35, where="post")
+                pooled = np.concatenate(samples)
+                name = f"{_arm_label(comparison, level.arm)} ({len(pooled)} requests, {count(len(runs), 'trial')})"
+                panel.step(
+                    *_ecdf(pooled),
+                    color=COLOURS[style],
+                    linestyle=LINES[style],
+                    where="post",
+                    label=name,
+                    linewidth=1.6,
+                )
+            panel.set_xlabel(f"{NAMES[measure]} (ms)")
+            panel.set_ylabel("share of requests")
+            panel.set_ylim(0, 1.02)
+            panel.set_title(label if len(cells) > 1 else NAMES[measure], fontsize=9)
+            panel.grid(color="0.92", linewidth=0.6)
+            panel.legend(fontsize=7, loc="lower right")
+    left_out = f" The first {len(shown)} of {len(cells)} cells." if len(cells) > len(shown) else ""
+    caption = (
+        "Thick: completed requests of all valid rounds and trials together; thin: single trials, which show how much "
+        f"launches differ. Times count from when a request was due.{left_out}"
+    )
+    return _plot("latency_distributions", "TTFT and e2e latency of every request", caption, comparison, figure)
+
+
+def numeric_key(study: Study, comparison: Comparison) -> str | None:
+    """The swept key that a throughput curve can run over: numbers, two or more; of cells rather than arms."""
+    swept = study.swept
+    keys = [key for key in swept if key != comparison.factor] + ([comparison.factor] if comparison.factor else [])
+    return next((key for key in keys if len(swept[key]) > 1 and all(map(_is_number, swept[key]))), None)
+
+
+def throughput_curve(study: Study, comparison: Comparison, key: str) -> Plot:
+    """Throughput against a swept number: a curve per arm, a panel per combination of the other swept keys."""
+    compare = comparison.factor
+    curves: dict[str, dict[str, list[tuple[float, Sequence[float]]]]] = {}
+    for level in study.compare(key).levels:
+        values = level.measures.get("throughput_req_per_s")
+        if values:
+            panel = {k: v for k, v in level.cell.items() if k != compare}
+            arm = level.cell.get(compare, "") if compare else ""
+            curves.setdefault(cell_label(panel), {}).setdefault(arm, []).append((float(level.arm), values))
+    shown = list(curves)[:MOST_CELLS]
+    columns = min(2, len(shown))
+    rows = -(-len(shown) // columns)
+    figure = Figure(figsize=(5 * columns if columns > 1 else 6.5, 1.2 + 2.9 * rows), layout="constrained")
+    panels = figure.subplots(rows, columns, squeeze=False, sharey=True).ravel()
+    arms = _arms(comparison)
+    for panel, label in zip(panels, shown, strict=False):
+        for arm, points in curves[label].items():
+            style = arms.index(arm) if arm in arms else 0
+            points.sort()
+            x = [number for number, _ in points]
+            mean = np.array([np.mean(values) for _, values in points])
+            spread = np.array([[mean[i] - min(v), max(v) - mean[i]] for i, (_, v) in enumerate(points)]).T
+            panel.errorbar(
+                x,
+                mean,
+                yerr=spread,
+                color=COLOURS[style],
+                linestyle=LINES[style],
+                marker=MARKERS[style],
+                markerfacecolor="white" if style else COLOURS[style],
+                capsize=3,
+                label=f"{compare}={arm}",
+            )
+        ticks = sorted({number for points in curves[label].values() for number, _ in points})
+        if min(ticks) > 0 and max(ticks) / min(ticks) >= 8:
+            panel.set_xscale("log", base=2)
+        panel.xaxis.set_major_locator(FixedLocator(ticks))
+        panel.xaxis.set_minor_locator(NullLocator())
+        panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        panel.set_ylim(bottom=0)
+        panel.set_xlabel(key)
+        panel.set_ylabel("throughput (req/s)")
+        panel.set_title(label if len(curves) > 1 else "", fontsize=9)
+        panel.grid(color="0.92", linewidth=0.6)
+        if compare and compare != key:
+            panel.legend(fontsize=8)
+    for panel in panels[len(shown) :]:
+        panel.set_visible(False)
+    trials = max(len(v) for by_arm in curves.values() for points in by_arm.values() for _, v in points)
+    caption = (
+        f"Mark: mean over up to {trials} valid trials; bar: the range of the trials, not an interval."
+        if trials > 1
+        else "One trial: not replicated."
+    )
+    return _plot("throughput_curve", f"Throughput against {key}", caption, comparison, figure)
+
+
+def hit_rates(study: Study, comparison: Comparison) -> Plot:
+    """Prefix-cache hit rate of every round: what the audit of the workload expects, and what the engine
+    counted."""
+    groups: dict[tuple[str, bool], list[tuple[float, float]]] = {}
+    for run in study.runs:
+        for one in run.rounds:
+            expected, observed, queried = (
+                one.contract.get(name) for name in ("expected_hit_tokens", "observed_hit_tokens", "queried_tokens")
+            )
+            if queried and observed is not None and expected is not None:
+                group = (run.arm if comparison.factor else "", bool(one.contract.get("held")))
+                groups.setdefault(group, []).append((expected / queried, observed / queried))
+    figure = Figure(figsize=(5.6, 5.6), layout="constrained")
+    panel = figure.subplots()
+    panel.plot([0, 1], [0, 1], color="0.6", linewidth=0.8, linestyle=":")
+    arms = _arms(comparison)
+    for (arm, held), points in sorted(groups.items()):
+        style = arms.index(arm) if arm in arms else 0
+        x, y = np.array(points).T
+        panel.scatter(
+            x,
+            y,
+            marker=MARKERS[style] if held else "x",
+            s=70,
+            facecolors="none" if held else COLOURS[style],
+            edgecolors=COLOURS[style] if held else None,
+            label=f"{_arm_label(comparison, arm)}: {count(len(points), 'round')}{'' if held else ', contract broken'}",
+        )
+    panel.set_xlim(-0.04, 1.04)
+    panel.set_ylim(-0.04, 1.04)
+    panel.set_aspect("equal")
+    panel.set_xlabel("expected hit rate (audit of the workload)")
+    panel.set_ylabel("observed hit rate (counters of the engine)")
+    panel.grid(color="0.92", linewidth=0.6)
+    panel.legend(fontsize=8, loc="upper left")
+    caption = (
+        "Share of queried prompt tokens, one mark a round, invalid rounds included. On the dotted line the cache did "
+        "what the workload predicts; below it where capacity or order bound the hits."
+    )
+    return _plot("hit_rates", "Prefix-cache hit rate, expected and observed", caption, comparison, figure)
+
+
+def timeline(comparison: Comparison, traced: Sequence[tuple[Level, Sequence[RunResult]]]) -> Plot:
+    """Every request of one round as a bar from due to last token, one panel per arm of the first cell."""
+    first = cell_label(traced[0][0].cell)
+    chosen = [(level, runs) for level, runs in traced if cell_label(level.cell) == first]
+    common = set.intersection(*({run.trial for run in runs} for _, runs in chosen)) or {chosen[0][1][0].trial}
+    trial = min(common)
+    drawn = [
+        (level, run)
+        for level, runs in chosen
+        for run in runs
+        if run.trial == trial and any(one.valid for one in run.rounds)
+    ]
+    bars = [_bars(run) for _, run in drawn]
+    most = max(len(starts) for starts, *_ in bars)
+    figure = Figure(figsize=(5 * max(len(drawn), 1.4), 1.5 + min(5, 1 + 0.05 * most)), layout="constrained")
+    panels = figure.subplots(1, len(drawn), sharex=True, sharey=True, squeeze=False)[0]
+    for panel, (level, run), (due, token, last) in zip(panels, drawn, bars, strict=True):
+        y = np.arange(len(due))
+        panel.barh(
+            y, token - due, left=due, height=0.8, facecolor="white", edgecolor="0.35", hatch="////", linewidth=0.3,
+            label="due to first token (queue, prefill)",
+        )  # fmt: skip
+        panel.barh(
+            y, last - token, left=token, height=0.8, color="black", linewidth=0, label="first to last token (decode)"
+        )
+        panel.set_xlabel("time in the round (s)")
+        panel.set_title(f"{_arm_label(comparison, level.arm)}, trial {run.trial}", fontsize=9)
+        panel.grid(axis="x", color="0.9", linewidth=0.6)
+        panel.set_axisbelow(True)
+    panels[0].set_ylabel("request, in the order they were due")
+    panels[0].set_ylim(most - 0.5, -0.5)
+    panels[0].legend(fontsize=7, loc="upper right")
+    cell = f", cell {first}" if len(_cells(level for level, _ in traced)) > 1 else ""
+    caption = (
+        f"First valid round of trial {trial}{cell}; {count(most, 'completed request')}"
+        f"{', the first of the round' if most == MOST_REQUESTS else ''}. Hatched: waiting for the first token."
+    )
+    return _plot("timeline", "Request timeline of a round", caption, comparison, figure)
+
+
+def _draw_effect(panel: Axes, row: Effect, y: int) -> None:
+    panel.plot(row.per_trial, [y + 0.22] * row.trials, "|", color="0.4", markersize=5)
+    if row.low is not None and row.high is not None:
+        panel.plot([row.low, row.high], [y, y], color="black", linewidth=1.4)
+        for edge in (row.low, row.high):
+            panel.plot([edge, edge], [y - 0.1, y + 0.1], color="black", linewidth=1.4)
+    verdict = row.verdict or "inconclusive"
+    face = "white" if verdict == "inconclusive" else "black"
+    panel.plot(row.estimate, y, VERDICT_MARKS[verdict], color="black", markerfacecolor=face, markersize=7)
+
+
+def _ratio_axis(panel: Axes, low: float, high: float) -> None:
+    """A logarithmic axis from `low` to `high` with a handful of plain numbers."""
+    room = (high / low) ** 0.08
+    panel.set_xscale("log")
+    panel.set_xlim(low / room, high * room)
+    ticks = [tick for tick in RATIO_TICKS if low / room <= tick <= high * room]
+    gap = np.log(high / low * room**2) / 7
+    kept: list[float] = []
+    for tick in sorted(ticks, key=lambda tick: (tick not in ROUND_TICKS, abs(np.log(tick)))):
+        if all(abs(np.log(tick / other)) >= gap for other in kept):
+            kept.append(tick)
+    panel.xaxis.set_major_locator(FixedLocator(sorted(kept)))
+    panel.xaxis.set_minor_locator(NullLocator())
+    panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+
+
+def _bars(run: RunResult) -> tuple[Any, Any, Any]:
+    """Due, first-token and last-token times of the completed requests of a run's first valid round, by due
+    time."""
+    index = next(one.index for one in run.rounds if one.valid)
+    trace = run.trace()
+    trace = trace.filter(pc.and_(pc.equal(trace["round"], index), pc.is_null(trace["error"])))
+    trace = trace.sort_by([("intended_s", "ascending"), ("request", "ascending")]).slice(0, MOST_REQUESTS)
+    due, first, last = (trace[name].to_numpy() for name in ("intended_s", "first_token_s", "last_token_s"))
+    return due - due[:1], first - due[:1], last - due[:1]
+
+
+def _completed(run: RunResult, measure: str) -> Any:
+    table = latencies(run, measure).ravel()
+    return table[np.isfinite(table)]
+
+
+def _ecdf(sample: Any) -> tuple[Any, Any]:
+    values = np.sort(sample)
+    return np.concatenate([values[:1], values]), np.arange(len(values) + 1) / max(len(values), 1)
+
+
+def _cells(levels: Iterator[Level]) -> Mapping[str, Cell]:
+    return {cell_label(level.cell): level.cell for level in levels}
+
+
+def _arms(comparison: Comparison) -> list[str]:
+    """The baseline first, then the others in the plan's order: a fixed place means a fixed style."""
+    found = list(dict.fromkeys(level.arm for level in comparison.levels))
+    return sorted(found, key=lambda arm: arm != comparison.baseline)
+
+
+def _arm_label(comparison: Comparison, arm: str) -> str:
+    return f"{comparison.factor}={arm}" if comparison.factor else "all runs"
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _plot(name: str, title: str, caption: str, comparison: Comparison, figure: Figure) -> Plot:
+    """Puts the title, with the mark of simulated data, above and the caption below the figure."""
+    marked = f"{simulated(comparison)}{title}"
+    width = figure.get_size_inches()[0]
+    figure.suptitle(f"{marked} ({comparison.study})", fontsize=11)
+    figure.supxlabel("\n".join(textwrap.wrap(caption, int(width * 15))), fontsize=7.5, x=0.01, ha="left")
+    return Plot(name, marked, caption, figure)

@@ -9,7 +9,7 @@ from tempfile import TemporaryFile
 from typing import Any
 
 from llmexp import fingerprint, hardware, models
-from llmexp.engines import vllm_server
+from llmexp.engines.kinds import kind_of
 from llmexp.errors import ConfigError
 from llmexp.models import Model
 from llmexp.schema.config import Config
@@ -38,7 +38,7 @@ def prepare(config: Config) -> Preparation:
     Raises ConfigError or WorkloadError.
     """
     started = time.monotonic()
-    vllm_server.check(config)
+    kind_of(config).check(config)
     _require_writable(Path(config.runs_dir))
     study = config.study.name or timestamp()
     name = config.run.name or f"cache-{config.cache.name}.max_num_seqs-{config.max_num_seqs}"

@@ -6,8 +6,8 @@ import pyarrow.parquet as pq
 
 from llmexp.client.replay import Replay, replay
 from llmexp.engines.counters import Counters, settled
+from llmexp.engines.engine import Engine
 from llmexp.engines.sampling import Sample, sampled
-from llmexp.engines.vllm_server import VllmServer
 from llmexp.measure.contract import Expectation, judge
 from llmexp.measure.engine import engine_measures
 from llmexp.measure.requests import request_measures
@@ -21,7 +21,7 @@ from llmexp.workloads.audit import Audit, shared_blocks_between
 from llmexp.workloads.warmup import warm_up
 
 
-def send_warm_up(plan: Preparation, engine: VllmServer, account: Audit) -> int:
+def send_warm_up(plan: Preparation, engine: Engine, account: Audit) -> int:
     """Sends the warm-up; returns how many KV blocks it shares with the workload."""
     config = plan.config
     concurrency = config.load.concurrency if isinstance(config.load, ClosedLoop) else config.max_num_seqs
@@ -31,13 +31,13 @@ def send_warm_up(plan: Preparation, engine: VllmServer, account: Audit) -> int:
         warm = warm_up(plan.workload, plan.model, concurrency, account.block_size, config.seed)
     with phase(f"{plan.name}: warm-up", len(warm)) as tick:
         load = ClosedLoop(concurrency=concurrency)
-        replay(engine.target, warm, load, config.client, round_index=-1, salted=False, progress=tick)
+        replay(engine.destination, warm, load, config.client, round_index=-1, salted=False, progress=tick)
     return shared_blocks_between(warm, plan.workload, account.block_size)
 
 
 def one_round(
     plan: Preparation,
-    engine: VllmServer,
+    engine: Engine,
     expectation: Expectation,
     overlap_blocks: int,
     index: int,
@@ -53,7 +53,7 @@ def one_round(
         phase(text, len(workload)) as tick,
     ):
         sent = replay(
-            engine.target,
+            engine.destination,
             workload,
             config.load,
             config.client,

@@ -26,6 +26,7 @@ class Call:
     error: str | None = None
     text: str | None = None
     logprobs: str | None = None
+    engine_times: tuple[float, float, float, float] | None = None  # queued, scheduled, first and last token
 
 
 class Transport(Protocol):

@@ -40,6 +40,7 @@ def _table(records: Records, worker: int, round_index: int, origin: float) -> pa
         "first_token_s": pa.array(first, mask=~some),
         "last_token_s": pa.array(last, mask=~some),
         "chunk_s": pa.ListArray.from_arrays(offsets, pa.array(chunks)),
+        **_engine_times(records.engine_times, n, origin),
         **{name: _known(rows[name]) for name in ("prompt_tokens", "cached_tokens", "output_tokens")},
         "finish_reason": pa.array(records.finish_reasons, pa.string()).dictionary_encode(),
         **{
@@ -52,6 +53,16 @@ def _table(records: Records, worker: int, round_index: int, origin: float) -> pa
         },
     }
     return pa.table({name: columns[name] for name in TRACE_SCHEMA.names}).cast(TRACE_SCHEMA)
+
+
+def _engine_times(times: Mapping[int, tuple[float, float, float, float]], n: int, origin: float) -> dict[str, pa.Array]:
+    values = np.zeros((n, 4))
+    unknown = np.ones(n, bool)
+    for position, known in times.items():
+        values[position] = known
+        unknown[position] = False
+    names = ("engine_queued_s", "engine_scheduled_s", "engine_first_token_s", "engine_last_token_s")
+    return {name: pa.array(values[:, k] - origin, mask=unknown) for k, name in enumerate(names)}
 
 
 def _known(counts: NDArray[np.int32]) -> pa.Array:

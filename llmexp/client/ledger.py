@@ -32,7 +32,7 @@ ROW = np.dtype(
 class Records:
     """What a worker measured. `rows` has dtype ROW; `chunks` holds the chunk times of one row after another.
 
-    `finish_reasons`, `errors`, `texts` and `logprobs` are by position in `rows`, where there are any.
+    `finish_reasons`, `errors`, `texts`, `logprobs` and `engine_times` are by position in `rows`, where there are any.
     """
 
     rows: NDArray[Any]
@@ -41,6 +41,7 @@ class Records:
     errors: dict[int, str]
     texts: dict[int, str]
     logprobs: dict[int, str]
+    engine_times: dict[int, tuple[float, float, float, float]]
 
 
 class Ledger:
@@ -55,6 +56,7 @@ class Ledger:
         self._errors: dict[int, str] = {}
         self._texts: dict[int, str] = {}
         self._logprobs: dict[int, str] = {}
+        self._engine_times: dict[int, tuple[float, float, float, float]] = {}
         self._append = [column.append for column in self._columns.values()]
 
     def __len__(self) -> int:
@@ -85,6 +87,8 @@ class Ledger:
             self._texts[position] = call.text
         if call.logprobs is not None:
             self._logprobs[position] = call.logprobs
+        if call.engine_times is not None:
+            self._engine_times[position] = call.engine_times
 
     def records(self) -> Records:
         """Everything kept so far."""
@@ -98,4 +102,5 @@ class Ledger:
             errors=self._errors,
             texts=self._texts,
             logprobs=self._logprobs,
+            engine_times=self._engine_times,
         )

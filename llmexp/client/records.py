@@ -15,6 +15,11 @@ TRACE_SCHEMA = pa.schema(
         ("last_token_s", pa.float64()),  # last chunk that carried a token
         ("end_s", pa.float64()),  # response complete, or failure noticed
         ("chunk_s", pa.list_(pa.float64())),  # every chunk that carried a token, first to last
+        # the engine core's own times, where it tells them
+        ("engine_queued_s", pa.float64()),
+        ("engine_scheduled_s", pa.float64()),
+        ("engine_first_token_s", pa.float64()),
+        ("engine_last_token_s", pa.float64()),
         ("prompt_tokens", pa.int32()),
         ("cached_tokens", pa.int32()),
         ("output_tokens", pa.int32()),

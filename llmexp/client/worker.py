@@ -12,6 +12,7 @@ import os
 import pickle
 import struct
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic, process_time
@@ -29,6 +30,8 @@ from llmexp.client.requests import Bodies, Requests
 
 READY = b"ready\n"
 START = struct.Struct("d")
+START_DELAY_S = 0.05  # from the last worker's readiness to the round's origin
+STOP_WITHIN_S = 10.0  # a worker hands over its records
 
 
 @dataclass(frozen=True)
@@ -105,14 +108,19 @@ async def _serve(job: Job, transport: Transport) -> Outcome:
     message = os.read(0, START.size)
     if not message:
         raise SystemExit
-    start = START.unpack(message)[0]
-    agenda = _agenda(job, start)
     asyncio.get_running_loop().add_reader(0, driver.stop)
-    before = process_time()
-    await driver.run(agenda, start, lambda ended: _say(b"%d\n" % ended))
-    cpu_s, wall_s = process_time() - before, monotonic() - start
+    outcome = await work(job, driver, START.unpack(message)[0], lambda ended: _say(b"%d\n" % ended))
     asyncio.get_running_loop().remove_reader(0)
     await transport.close()
+    return outcome
+
+
+async def work(job: Job, driver: Driver, start: float, progress: Callable[[int], None]) -> Outcome:
+    """Sends a job's requests from `start` on (CLOCK_MONOTONIC) and accounts for them."""
+    agenda = _agenda(job, start)
+    before = process_time()
+    await driver.run(agenda, start, progress)
+    cpu_s, wall_s = process_time() - before, monotonic() - start
     return Outcome(
         records=driver.ledger.records(),
         loop_lags_s=np.array(driver.loop_lags_s),

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from llmexp.engines import vllm_server
-from llmexp.engines.vllm_server import VllmServer
+from llmexp.engines.engine import Engine
+from llmexp.engines.kinds import kind_of
 from llmexp.models import Model
 from llmexp.results import ENGINE_LOG
 from llmexp.schema.config import Config
@@ -20,20 +20,20 @@ class EngineLease:
         self.launches = 0
         self.launch_s = 0.0
         self._keep = keep
-        self._engine: VllmServer | None = None
+        self._engine: Engine | None = None
         self._key: object = None
 
     @contextmanager
     def engine(
         self, config: Config, model: Model, folder: Path, while_starting: Callable[[], None]
-    ) -> Iterator[tuple[VllmServer, bool]]:
+    ) -> Iterator[tuple[Engine, bool]]:
         """An engine for a run, and whether it ran before. Its log is in `folder` once the run has ended."""
         key = launch_key(config, model)
-        if self._engine is not None and (key != self._key or self._engine.process.exit_code is not None):
+        if self._engine is not None and (key != self._key or not self._engine.alive):
             self.close()
         reused = self._engine is not None
         if self._engine is None:
-            self._engine = vllm_server.start(config, model, folder, while_starting)
+            self._engine = kind_of(config).start(config, model, folder, while_starting)
             self._key = key
             self.launches += 1
             self.launch_s += self._engine.launch_s
@@ -48,10 +48,10 @@ class EngineLease:
 
     def _leave(self, folder: Path, keep: bool) -> None:
         assert self._engine is not None
-        log = self._engine.process.log
+        log = self._engine.log
         if not keep:
             self.close()
-        if log != folder / ENGINE_LOG:
+        if log is not None and log != folder / ENGINE_LOG:
             shutil.copyfile(log, folder / ENGINE_LOG)
 
     def close(self) -> None:
@@ -62,12 +62,6 @@ class EngineLease:
 
 
 def launch_key(config: Config, model: Model) -> object:
-    """Equal for runs that may share a launch: same arguments and environment, and the same trial."""
-    engine = config.engine
-    return (
-        config.run.trial,
-        engine.python,
-        engine.port,
-        tuple(vllm_server.arguments(config, model)),
-        tuple(sorted(engine.env.items())),
-    )
+    """Equal for runs that may share a launch: the same engine in every detail, and the same trial."""
+    own = config.engine.model_dump_json(exclude={"sample_interval_s", "gpu_sample_interval_s"})
+    return (config.run.trial, own, tuple(kind_of(config).arguments(config, model)))

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
@@ -52,3 +53,79 @@ def kv_capacity_tokens(log: Path) -> int | None:
         if found := re.search(r"KV cache size: ([\d,]+) tokens", line):
             return int(found[1].replace(",", ""))
     return None
+
+
+def max_num_batched_tokens(log: Path) -> int | None:
+    """The scheduler's token budget, where the log tells it."""
+    return _number(log, r"max_num_batched_tokens=(\d+)")
+
+
+def model_memory_bytes(log: Path) -> int | None:
+    """What the weights take on each device, where the log tells it."""
+    return _bytes(log, r"Model loading took (-?[\d.]+) GiB")
+
+
+def nccl_version(log: Path) -> str | None:
+    """NCCL's version, where vLLM loaded it."""
+    return _first(log, r"vLLM is using nccl==([\w.]+)")
+
+
+def all_reduce(log: Path) -> str | None:
+    """What adds up the partial sums of tensor parallelism: vLLM's own kernel or NCCL, with the reason.
+
+    vLLM 0.24 to 0.32 takes its kernel unless it is disabled, by argument or on finding the GPUs unfit, which it
+    logs (`vllm/distributed/device_communicators/custom_all_reduce.py`); from a message size on it takes NCCL.
+    """
+    if reason := _first(log, r"Custom allreduce is disabled (?:because|due to)[ of]* (.*?)(?:\.|$)"):
+        return f"nccl ({reason})"
+    switched_off = _first(log, r"disable_custom_all_reduce=(True|False)")
+    if switched_off is None:
+        return None
+    return "nccl (vLLM's kernel is switched off)" if switched_off == "True" else "custom"
+
+
+@dataclass(frozen=True)
+class Shortage:
+    """Too little memory for the KV cache, in the engine's own words."""
+
+    line: str
+    needed_bytes: int | None
+    available_bytes: int | None
+
+
+def memory_shortage(log: Path) -> Shortage | None:
+    """Why an engine had too little memory to start; None if that is not what happened."""
+    available = _bytes(log, r"Available KV cache memory: (-?[\d.]+) GiB")
+    for line in lines(log):
+        if found := re.search(r"([\d.]+) GiB KV cache is needed.*?KV cache memory \((-?[\d.]+) GiB\)", line):
+            return Shortage(_cause(line), _gib(found[1]), _gib(found[2]))
+        if found := re.search(r"Free memory on device.*?\((-?[\d.]+)/[\d.]+ GiB\).*?is less than", line):
+            return Shortage(_cause(line), None, _gib(found[1]))
+        if "No available memory for the cache blocks" in line or "OutOfMemoryError" in line:
+            return Shortage(_cause(line), None, available)
+    return None
+
+
+def _cause(line: str) -> str:
+    return line.strip().partition(" See https://")[0]
+
+
+def _first(log: Path, pattern: str) -> str | None:
+    for line in lines(log):
+        if found := re.search(pattern, line):
+            return found[1]
+    return None
+
+
+def _number(log: Path, pattern: str) -> int | None:
+    found = _first(log, pattern)
+    return None if found is None else int(found)
+
+
+def _bytes(log: Path, pattern: str) -> int | None:
+    found = _first(log, pattern)
+    return None if found is None else _gib(found)
+
+
+def _gib(text: str) -> int:
+    return round(float(text) * 2**30)

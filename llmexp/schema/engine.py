@@ -57,22 +57,50 @@ class CacheConfig(Section):
     salt_requests: bool = False
 
 
-class VllmServer(Section):
-    """A vLLM OpenAI server of our own, started for the run and bound to loopback."""
+class _Engine(Section):
+    sample_interval_s: PositiveFloat = Field(0.5, description="between two reads of the engine's gauges")
+    gpu_sample_interval_s: float | None = Field(
+        0.1, ge=0.1, description="between two reads of the GPU's power, clocks and use; null: none"
+    )
 
-    kind: Literal["vllm_server"] = "vllm_server"
-    port: int | None = Field(None, ge=1024, le=65535, description="null: a free one")
+
+class OwnVllm(_Engine):
+    """A vLLM of our own, started for the run."""
+
     python: str | None = Field(None, description="interpreter that has vLLM; null: this one")
-    ready_timeout_s: PositiveFloat = Field(900.0, description="longest wait for the server to answer")
+    ready_timeout_s: PositiveFloat = Field(900.0, description="longest wait for the engine to answer")
     stop_timeout_s: PositiveFloat = Field(30.0, description="from SIGTERM to SIGKILL")
-    sample_interval_s: PositiveFloat = Field(0.5, description="between two reads of the server's gauges")
     args: dict[str, str | int | float | bool | None] = Field(
         default_factory=dict, description="further arguments by vLLM's names, e.g. engine.args.swap_space=0"
     )
-    env: dict[str, str] = Field(default_factory=dict, description="further environment variables of the server")
+    env: dict[str, str] = Field(default_factory=dict, description="further environment variables of the engine")
 
 
-EngineConfig = VllmServer
+class VllmServer(OwnVllm):
+    """A vLLM OpenAI server of our own, bound to loopback."""
+
+    kind: Literal["vllm_server"] = "vllm_server"
+    port: int | None = Field(None, ge=1024, le=65535, description="null: a free one")
+
+
+class VllmAsync(OwnVllm):
+    """vLLM's AsyncLLM in a process of our own, without HTTP; the client runs in that process."""
+
+    kind: Literal["vllm_async"] = "vllm_async"
+
+
+class Endpoint(_Engine):
+    """An OpenAI-compatible server that runs already. What it does not tell stays unknown."""
+
+    kind: Literal["endpoint"] = "endpoint"
+    url: str = Field(description="http://HOST:PORT or https://HOST")
+    model: str | None = Field(None, description="the name that it serves; null: the only one there")
+    api_key_env: str | None = Field(
+        None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", description="environment variable that holds the key"
+    )
+
+
+EngineConfig = Annotated[VllmServer | VllmAsync | Endpoint, Field(discriminator="kind")]
 
 
 class SchedulerConfig(Section):

@@ -1,0 +1,257 @@
+"""What the two ways to run a vLLM of our own have in common: checks, arguments, launch, and what it tells of itself."""
+
+import os
+import re
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from llmexp.engines import devices, log, process
+from llmexp.engines.counters import parse
+from llmexp.engines.engine import EngineFacts, NoMemoryError
+from llmexp.engines.process import EngineProcess
+from llmexp.errors import ConfigError, EngineError
+from llmexp.hardware import Gpu
+from llmexp.models import Model
+from llmexp.results import ENGINE_LOG
+from llmexp.schema.config import Config
+from llmexp.schema.engine import OwnVllm
+
+POLL_S = 0.25
+_CPU_NICENESS = 10  # where engine and client share the cores, the client's clock must not wait for the engine
+_CLAIM_TIMEOUT_S = 3600.0
+_BLOCK_MULTIPLE = {"cpu": 32, "cuda": 16}  # what vLLM's CPU attention and FlashAttention take
+
+
+@dataclass(frozen=True)
+class Launched:
+    """A vLLM that answers. `resources` ends it and gives its devices back."""
+
+    process: EngineProcess
+    gpus: tuple[Gpu, ...]
+    launch_s: float
+    resources: ExitStack
+
+
+def section(config: Config) -> OwnVllm:
+    """The engine's section of a config that starts a vLLM of its own."""
+    assert isinstance(config.engine, OwnVllm)
+    return config.engine
+
+
+def check(config: Config) -> None:
+    """Refuses what vLLM would refuse only after its start.
+
+    Raises ConfigError with the key, its value and what is accepted.
+    """
+    multiple = _BLOCK_MULTIPLE["cpu" if config.gpu.device == "cpu" else "cuda"]
+    if config.kv.block_size is not None and config.kv.block_size % multiple:
+        raise ConfigError(
+            f"kv.block_size: got {config.kv.block_size}; accepted on gpu={config.gpu.name} is a multiple of {multiple}"
+        )
+    present = len(devices.visible_gpus())
+    if config.gpu.device == "cuda" and config.gpu.tensor_parallel_size > present:
+        raise ConfigError(
+            f"gpu.tensor_parallel_size: got {config.gpu.tensor_parallel_size}; {present} GPUs are visible here"
+        )
+
+
+def arguments(config: Config, model: Model) -> list[str]:
+    """vLLM's command-line arguments for a config, those of its HTTP server apart.
+
+    Equal arguments mean equal engines.
+    """
+    kv, gpu, scheduler = config.kv, config.gpu, config.scheduler
+    no_kv_budget = kv.gpu_memory_utilization is None and kv.cache_memory_bytes is None
+    values: dict[str, Any] = {
+        "model": str(model.path),
+        "served_model_name": model.name,
+        "load_format": config.model.load_format,
+        "trust_remote_code": config.model.trust_remote_code or None,
+        "dtype": gpu.dtype or "auto",
+        "tensor_parallel_size": gpu.tensor_parallel_size,
+        "enforce_eager": gpu.enforce_eager or None,
+        "max_model_len": model.max_model_len,
+        "max_num_seqs": config.max_num_seqs,
+        "max_num_batched_tokens": scheduler.max_num_batched_tokens,
+        "enable_chunked_prefill": scheduler.enable_chunked_prefill,
+        "long_prefill_token_threshold": scheduler.long_prefill_token_threshold or None,
+        "scheduling_policy": scheduler.policy,
+        "async_scheduling": scheduler.async_scheduling,
+        "gpu_memory_utilization": kv.gpu_memory_utilization,
+        "kv_cache_memory_bytes": gpu.kv_cache_bytes if no_kv_budget else kv.cache_memory_bytes,
+        "num_gpu_blocks_override": kv.num_blocks,
+        "block_size": kv.block_size,
+        "kv_cache_dtype": kv.dtype,
+        "enable_prefix_caching": config.cache.enable_prefix_caching,
+        "generation_config": "vllm",  # the model's own would change sampling, e.g. by a repetition penalty
+        "seed": config.seed,
+        **section(config).args,
+    }
+    return flags(values)
+
+
+def flags(values: Mapping[str, Any]) -> list[str]:
+    """Arguments by vLLM's names as it takes them on a command line; None leaves one out."""
+    return [argument for name, value in values.items() for argument in _flag(name.replace("_", "-"), value)]
+
+
+def _flag(name: str, value: Any) -> list[str]:
+    if value is None:
+        return []
+    if isinstance(value, bool):
+        return [f"--{name}" if value else f"--no-{name}"]
+    return [f"--{name}", str(value)]
+
+
+def launch(
+    config: Config,
+    folder: Path,
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    answers: Callable[[], bool],
+    while_starting: Callable[[], None],
+) -> Launched:
+    """Claims the devices, starts `command` on them and waits until it `answers`.
+
+    `while_starting` runs in the meantime. Raises EngineError with the root cause from the engine's log, which
+    stays in `folder`, and NoMemoryError where that is too little memory.
+    """
+    engine = section(config)
+    with ExitStack() as resources:
+        gpus = resources.enter_context(
+            devices.claim(config.gpu.device, config.gpu.tensor_parallel_size, _CLAIM_TIMEOUT_S)
+        )
+        if gpus:
+            resources.callback(devices.wait_until_free, gpus)
+        launched = time.monotonic()
+        started = process.start(
+            command,
+            _environment(gpus) | dict(environment) | dict(engine.env),
+            folder / ENGINE_LOG,
+            engine.stop_timeout_s,
+            _CPU_NICENESS if config.gpu.device == "cpu" else 0,
+        )
+        resources.callback(started.stop)
+        while_starting()
+        while not answers():
+            if started.exit_code is not None:
+                raise _no_memory(config, started.log, gpus) or died(started)
+            if time.monotonic() > launched + engine.ready_timeout_s:
+                raise EngineError(
+                    "the engine did not answer within engine.ready_timeout_s; "
+                    f"in its log {started.log}: {log.root_cause(started.log)}"
+                )
+            time.sleep(POLL_S)
+        return Launched(started, gpus, time.monotonic() - launched, resources.pop_all())
+
+
+def _environment(gpus: Sequence[Gpu]) -> dict[str, str]:
+    environment = {
+        **os.environ,
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "PYTHONUNBUFFERED": "1",
+        "NO_COLOR": "1",
+    }
+    if gpus:
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(str(gpu.index) for gpu in gpus)
+        environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+    return environment
+
+
+def died(engine: EngineProcess) -> EngineError:
+    """The error of an engine whose process has ended."""
+    return EngineError(
+        f"the engine ended with exit code {engine.popen.wait()}: {log.root_cause(engine.log)}\n"
+        f"Its whole log: {engine.log}"
+    )
+
+
+def _no_memory(config: Config, log_file: Path, gpus: Sequence[Gpu]) -> NoMemoryError | None:
+    """The error of an engine that found too little memory, with the smallest budget that would do."""
+    lack = log.memory_shortage(log_file)
+    if lack is None:
+        return None
+    kv, wanted = config.kv, None
+    if lack.needed_bytes is not None and kv.cache_memory_bytes is not None:
+        wanted = f"kv.cache_memory_bytes={lack.needed_bytes}"
+    elif kv.num_blocks is not None and kv.block_size is not None and config.model.max_model_len is not None:
+        # One request of the longest kind, and the block that vLLM keeps to itself.
+        wanted = f"kv.num_blocks={-(-config.model.max_model_len // kv.block_size) + 1}"
+    elif lack.needed_bytes is not None and lack.available_bytes is not None and gpus:
+        missing = (lack.needed_bytes - lack.available_bytes) / gpus[0].memory_bytes
+        before = kv.gpu_memory_utilization or 0.9
+        wanted = f"kv.gpu_memory_utilization={before + missing + 0.0005:.3f}"
+    advice = f"smallest that would do: {wanted}, or a smaller model.max_model_len" if wanted else "raise the KV budget"
+    return NoMemoryError(
+        f"too little memory for the KV cache: {lack.line}\n{advice}. The whole log: {log_file}",
+        lack.needed_bytes,
+        lack.available_bytes,
+    )
+
+
+def facts(metrics: str, version: str | None, launched: Launched) -> EngineFacts:
+    """What the page of metrics and the log tell of a vLLM of our own."""
+    log_file, gpus = launched.process.log, launched.gpus
+    known = facts_of_page(metrics)
+    capacity = log.kv_capacity_tokens(log_file)
+    if capacity is None and known.block_size and known.num_gpu_blocks:
+        capacity = known.block_size * known.num_gpu_blocks
+    return EngineFacts(
+        version=version,
+        block_size=known.block_size,
+        num_gpu_blocks=known.num_gpu_blocks,
+        kv_capacity_tokens=capacity,
+        attention_backend=log.attention_backend(log_file),
+        prefix_caching=known.prefix_caching,
+        max_num_batched_tokens=log.max_num_batched_tokens(log_file),
+        model_memory_bytes=log.model_memory_bytes(log_file),
+        gpus=tuple(gpu.uuid for gpu in gpus),
+        links=_links(gpus) if len(gpus) > 1 else None,
+        all_reduce=log.all_reduce(log_file) if len(gpus) > 1 else None,
+        nccl_version=log.nccl_version(log_file),
+    )
+
+
+def facts_of_page(metrics: str) -> EngineFacts:
+    """What vLLM's page of metrics alone tells of the engine."""
+    cache = parse(metrics)[1]
+    caching = cache.get("enable_prefix_caching")
+    return EngineFacts(
+        block_size=_int(cache.get("block_size")),
+        num_gpu_blocks=_int(cache.get("num_gpu_blocks")),
+        prefix_caching=None if caching is None else caching == "True",
+    )
+
+
+def _int(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isdigit() else None
+
+
+def _links(gpus: Sequence[Gpu]) -> str | None:
+    """The kinds of links between GPUs, by `nvidia-smi topo -m`; None where it cannot be asked."""
+    try:
+        matrix = subprocess.run(
+            ["nvidia-smi", "topo", "-m"], capture_output=True, text=True, check=True, timeout=30
+        ).stdout
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return links_in(matrix, [gpu.index for gpu in gpus])
+
+
+def links_in(matrix: str, indices: Sequence[int]) -> str | None:
+    """The distinct links between the GPUs `indices` in the matrix of `nvidia-smi topo -m`, joined by commas."""
+    rows = [re.sub(r"\x1b\[[0-9;]*m", "", line).split() for line in matrix.splitlines()]
+    by_gpu = {row[0]: row[1:] for row in rows if row and re.fullmatch(r"GPU\d+", row[0]) and "X" in row}
+    found: dict[str, None] = {}
+    for i in indices:
+        for j in indices:
+            row = by_gpu.get(f"GPU{i}", [])
+            if i != j and j < len(row):
+                found[row[j]] = None
+    return ",".join(found) or None

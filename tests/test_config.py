@@ -142,15 +142,15 @@ def test_help_lists_every_key() -> None:
 @pytest.mark.parametrize("arguments", [["--help"], ["max_num_seqs=0"], ["-m", "cache=on,off", "max_num_seqs=1,0"]])
 def test_help_and_errors_import_nothing_heavy(arguments: list[str]) -> None:
     script = (
-        "import sys; sys.argv = ['llmexp', *{}]\n"
+        f"import sys; sys.argv = ['llmexp', *{arguments}]\n"
         "from llmexp.__main__ import main\n"
         "try: main()\n"
         "except SystemExit as end: code = end.code\n"
         "else: code = 0\n"
-        "heavy = {{'torch', 'vllm', 'mlflow', 'transformers', 'openai', 'matplotlib', 'scipy.stats', 'pandas'}}\n"
+        "heavy = {'torch', 'vllm', 'mlflow', 'transformers', 'openai', 'matplotlib', 'scipy.stats', 'pandas'}\n"
         "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
         "print('code', code)"
-    ).format(arguments)
+    )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert f"code {0 if arguments == ['--help'] else 2}" in done.stdout

@@ -33,7 +33,10 @@ def test_tiny_random_is_made_once_and_read(cache: Path) -> None:
 
 
 def test_many_processes_make_a_model_once(cache: Path) -> None:
-    script = "from llmexp.compose import compose; from llmexp.models import locate; print(locate(compose(['model=tiny_random', 'gpu=cpu']).model).path)"
+    script = (
+        "from llmexp.compose import compose; from llmexp.models import locate\n"
+        "print(locate(compose(['model=tiny_random', 'gpu=cpu']).model).path)"
+    )
     crowd = [subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) for _ in range(4)]
     paths = {process.communicate()[0].strip() for process in crowd}
     assert [process.returncode for process in crowd] == [0] * 4

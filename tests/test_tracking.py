@@ -137,5 +137,5 @@ def test_processes_share_a_fresh_store(tmp_path: Path) -> None:
 
 def test_a_store_that_cannot_be_written_is_named() -> None:
     settings = compose(["gpu=cpu", "tracking.dir=/proc/nowhere"])
-    with pytest.raises(ConfigError, match="tracking.dir: got '/proc/nowhere'"):
+    with pytest.raises(ConfigError, match=r"tracking\.dir: got '/proc/nowhere'"):
         tracking.open_store(settings.tracking)

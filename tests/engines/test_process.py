@@ -99,7 +99,10 @@ def test_stop_works_after_the_keeper_was_killed(tmp_path: Path) -> None:
 
 
 def test_a_port_is_known_by_the_process_that_listens(tmp_path: Path) -> None:
-    serve = "import socket, time; s = socket.create_server(('127.0.0.1', 0)); print('port', s.getsockname()[1], flush=True); time.sleep(600)"
+    serve = (
+        "import socket, time; s = socket.create_server(('127.0.0.1', 0)); "
+        "print('port', s.getsockname()[1], flush=True); time.sleep(600)"
+    )
     engine = process.start([sys.executable, "-c", serve], os.environ, tmp_path / "log", 1.0)
     try:
         while not (words := (tmp_path / "log").read_text().split()):

@@ -1,0 +1,47 @@
+"""`llmexp report`: the report of a study that has run, from its folder or from MLflow alone."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from llmexp.analyze.study import Study, from_mlflow, load_study
+from llmexp.report.report import write_report
+from llmexp.report.table import cells_table
+from llmexp.schema.config import TrackingConfig
+from llmexp.tracking import store_uri
+
+
+def report(arguments: Sequence[str]) -> None:
+    """Prints the table of a study and writes its report.
+
+    Raises ConfigError or ResultError that says what to give instead.
+    """
+    options = _parser().parse_args(arguments)
+    study = _study(options)
+    own = study.folder / f"by-{options.compare}" if options.compare else study.folder
+    folder = Path(options.out) if options.out else own
+    written = write_report(study, folder, options.compare)
+    console = Console()
+    console.print(cells_table(study.compare(options.compare)))
+    console.print(f"Report: {written.markdown}", highlight=False, soft_wrap=True)
+
+
+def _study(options: argparse.Namespace) -> Study:
+    if options.mlflow_experiment is None:
+        return load_study(options.folder)
+    uri = store_uri(TrackingConfig(uri=options.tracking_uri))
+    return from_mlflow(options.mlflow_experiment, uri, options.study, options.out)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="llmexp report", description="The report of a study that has run.")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("folder", nargs="?", help="the study's folder, such as runs/NAME")
+    source.add_argument("--mlflow-experiment", metavar="NAME", help="take study and runs from MLflow")
+    parser.add_argument("--study", metavar="NAME", help="which study of the experiment, if it holds several")
+    parser.add_argument("--tracking-uri", metavar="URI", help="the MLflow server (default: the store in mlruns/)")
+    parser.add_argument("--compare", metavar="KEY", help="compare the values of another swept key")
+    parser.add_argument("--out", metavar="FOLDER", help="where the report goes (default: in the study's folder)")
+    return parser

@@ -39,6 +39,10 @@ class LogNormal(Section):
 
 Lengths = PositiveInt | Annotated[Uniform | LogNormal, Field(discriminator="distribution")]
 Zipf = Annotated[NonNegativeFloat, Field(description="Zipf exponent of prefix popularity; 0: all alike")]
+Reuse = Annotated[
+    float | None,
+    Field(ge=0, lt=1, description="share of prompt tokens that hits can serve; lengths stay, sharing adapts"),
+]
 Seed = Annotated[NonNegativeInt, Field(description="everything random follows from it")]
 
 
@@ -55,12 +59,7 @@ class SharedPrefix(Section):
     order: Literal["shuffled", "grouped", "interleaved"] = Field(
         "shuffled", description="of the prefixes: at random, one after the other, or in turn"
     )
-    reuse: float | None = Field(
-        None,
-        ge=0,
-        lt=1,
-        description="share of prompt tokens that hits can serve; lengths stay, sharing adapts",
-    )
+    reuse: Reuse = None
     reuse_block_size: PositiveInt = Field(16, description="block size that `reuse` is reckoned in: the engine's")
     seed: Seed = 0
 
@@ -142,6 +141,64 @@ class Alpaca(_Dataset):
     kind: Literal["alpaca"] = "alpaca"
 
 
+class TrafficClass(Section):
+    """One kind of request in a mix."""
+
+    weight: PositiveFloat = Field(1.0, description="share of the requests, relative to the other classes")
+    num_prefixes: PositiveInt = Field(1, description="distinct shared prefixes (system prompts, documents)")
+    zipf: Zipf = 0.0
+    prefix_tokens: NonNegativeInt = Field(0, description="length of each prefix; 0: nothing is shared")
+    suffix_tokens: Lengths = Field(32, description="tokens after the prefix, different in every prompt")
+    output_tokens: Lengths = Field(8, description="tokens to generate per request")
+    priority: int = Field(0, description="lower is served first")
+    deadline_s: PositiveFloat | None = Field(None, description="latest useful completion after the request is due")
+
+
+class Bursts(Section):
+    """Regular bursts on top of Poisson arrivals."""
+
+    every_s: PositiveFloat = Field(description="from the start of one burst to that of the next")
+    duration_s: PositiveFloat = Field(description="of each burst")
+    factor: PositiveFloat = Field(description="rate within a burst over the rate between bursts")
+
+    @model_validator(mode="after")
+    def _pauses(self) -> "Bursts":
+        if self.duration_s >= self.every_s:
+            raise ValueError(f"duration_s={self.duration_s} must be below every_s={self.every_s}")
+        return self
+
+
+class Mixed(Section):
+    """A mix of traffic classes with Poisson arrivals, in bursts if asked for."""
+
+    kind: Literal["mixed"] = "mixed"
+    num_requests: PositiveInt = Field(64, description="requests in a round")
+    classes: dict[str, TrafficClass] = Field(min_length=1, description="by name")
+    rate_per_s: PositiveFloat = Field(4.0, description="mean arrivals per second, where load=trace asks for them")
+    bursts: Bursts | None = Field(None, description="a higher rate at regular times; null: none")
+    send_priority: bool = Field(False, description="send the priorities; needs scheduler.policy=priority")
+    reuse: Reuse = None
+    reuse_block_size: PositiveInt = Field(16, description="block size that `reuse` is reckoned in: the engine's")
+    seed: Seed = 0
+
+
+class MultiTurn(Section):
+    """Conversations: each prompt is the one before, its answer and what the user says next.
+
+    The answers in the prompts are made from the seed unless they are recorded; see llmexp.workloads.multi_turn.
+    """
+
+    kind: Literal["multi_turn"] = "multi_turn"
+    num_conversations: PositiveInt = Field(4, description="held side by side")
+    turns: PositiveInt = Field(4, description="requests of each conversation")
+    system_tokens: NonNegativeInt = Field(128, description="opening that all conversations share")
+    user_tokens: Lengths = Field(64, description="what the user adds at each turn")
+    output_tokens: Lengths = Field(32, description="tokens to generate at each turn")
+    think_s: NonNegativeFloat = Field(0.0, description="mean pause of the user before each turn but the first")
+    think: Literal["fixed", "exponential"] = Field("fixed", description="distribution of the pause")
+    seed: Seed = 0
+
+
 class Mmlu(Section):
     """MMLU's test questions after solved examples, scored by the one letter that is generated."""
 
@@ -161,6 +218,6 @@ class Mmlu(Section):
 
 
 WorkloadConfig = Annotated[
-    SharedPrefix | UniquePrefix | Mmlu | Custom | Mooncake | Azure | ShareGpt | Alpaca,
+    SharedPrefix | UniquePrefix | Mixed | MultiTurn | Mmlu | Custom | Mooncake | Azure | ShareGpt | Alpaca,
     Field(discriminator="kind"),
 ]

@@ -12,7 +12,9 @@ from llmexp.models import Model
 from llmexp.schema.workloads import WorkloadConfig
 from llmexp.workloads.custom import custom
 from llmexp.workloads.datasets import dataset
+from llmexp.workloads.mixed import mixed
 from llmexp.workloads.mmlu import mmlu
+from llmexp.workloads.multi_turn import multi_turn
 from llmexp.workloads.synthetic import shared_prefix, unique_prefix
 from llmexp.workloads.traces import azure, mooncake
 from llmexp.workloads.workload import Workload
@@ -20,6 +22,8 @@ from llmexp.workloads.workload import Workload
 BUILDERS: dict[str, Callable[[Any, Model], Workload]] = {
     "shared_prefix": shared_prefix,
     "unique_prefix": unique_prefix,
+    "mixed": mixed,
+    "multi_turn": multi_turn,
     "mmlu": mmlu,
     "custom": custom,
     "mooncake": mooncake,

@@ -65,13 +65,18 @@ def custom(config: Custom, model: Model) -> Workload:
 def selected(workload: Workload, kept: np.ndarray[Any, np.dtype[np.int64]]) -> Workload:
     """The requests `kept` of a workload, in that order."""
     arrivals = workload.arrivals_s
+    columns = {name: values[kept] for name, values in workload.columns.items()}
+    if "answer_in" in columns:
+        place = np.full(len(workload) + 1, -1)  # the last stands for -1
+        place[kept] = np.arange(len(kept))
+        columns["answer_in"] = place[columns["answer_in"]]
     return replace(
         workload,
         prompt_at=lambda i: workload.prompt_at(int(kept[i])),
         prompt_tokens=workload.prompt_tokens[kept],
         output_tokens=workload.output_tokens[kept],
         arrivals_s=None if arrivals is None else arrivals[kept],
-        columns={name: values[kept] for name, values in workload.columns.items()},
+        columns=columns,
     )
 
 

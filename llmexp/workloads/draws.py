@@ -9,7 +9,7 @@ import hashlib
 import json
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from scipy.special import ndtr, ndtri
 
 from llmexp.errors import WorkloadError
@@ -53,15 +53,20 @@ def lengths(spec: Lengths, count: int, *parts: int | str) -> NDArray[np.int32]:
     return np.full(count, spec, np.int32)
 
 
-def popular(count: int, choices: int, zipf: float, *parts: int | str) -> NDArray[np.int64]:
-    """`count` choices from 0 … choices - 1 in ascending order, choice k with popularity ∝ (k + 1)**-zipf.
+def apportioned(weights: ArrayLike, count: int, *parts: int | str) -> NDArray[np.int64]:
+    """`count` choices from 0 … len(weights) - 1 in ascending order, each in proportion to its weight.
 
-    Systematic sampling: every choice comes as often as expected, rounded up or down, so that the popularity
-    does not vary from seed to seed.
+    Systematic sampling: every choice comes as often as expected, rounded up or down, so that the mix does not
+    vary from seed to seed.
     """
-    share = np.cumsum(np.arange(1, choices + 1, dtype=np.float64) ** -zipf)
+    share = np.cumsum(np.asarray(weights, np.float64))
     points = (np.arange(count) + uniforms(1, *parts)) / count
-    return np.minimum(np.searchsorted(share / share[-1], points, side="right"), choices - 1)
+    return np.minimum(np.searchsorted(share / share[-1], points, side="right"), len(share) - 1)
+
+
+def popular(count: int, choices: int, zipf: float, *parts: int | str) -> NDArray[np.int64]:
+    """`count` choices from 0 … choices - 1 in ascending order, choice k with weight (k + 1)**-zipf."""
+    return apportioned(np.arange(1, choices + 1, dtype=np.float64) ** -zipf, count, *parts)
 
 
 class Vocabulary:

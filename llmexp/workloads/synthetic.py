@@ -28,7 +28,7 @@ def shared_prefix(config: SharedPrefix, model: Model) -> Workload:
     if config.reuse is None:
         shared = np.full(count, config.prefix_tokens, np.int32)
     else:
-        shared = _shared_for_reuse(config.reuse, config.reuse_block_size, prompt_tokens, group, marks)
+        shared = shared_for_reuse(config.reuse, config.reuse_block_size, prompt_tokens, group, marks)
     return Workload(
         name=config.kind,
         recipe={},
@@ -100,7 +100,7 @@ def _in_order(group: NDArray[np.int64], config: SharedPrefix) -> NDArray[np.int6
     return group
 
 
-def _shared_for_reuse(
+def shared_for_reuse(
     target: float, block: int, prompt_tokens: NDArray[np.int32], group: NDArray[np.int64], marks: int
 ) -> NDArray[np.int32]:
     """Shared tokens per prompt, in whole blocks, so that `target` of all prompt tokens can be hits.

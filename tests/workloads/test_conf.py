@@ -1,0 +1,45 @@
+"""Every workload file fits its section, names every knob, and builds (with made data where it needs a file)."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import TypeAdapter
+
+from llmexp.schema.workloads import WorkloadConfig
+from llmexp.workloads.audit import audit, require_no_reuse
+from llmexp.workloads.build import BUILDERS, build
+from tests.workloads.conftest import make_model
+
+FOLDER = Path(__file__).parents[2] / "conf" / "workload"
+NAMES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
+
+
+def content(name: str) -> dict[str, Any]:
+    return dict(yaml.safe_load((FOLDER / f"{name}.yaml").read_text()))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_file_names_every_knob(name: str) -> None:
+    config: Any = TypeAdapter(WorkloadConfig).validate_python(content(name))
+    assert set(content(name)) == set(type(config).model_fields)
+    undescribed = [name for name, field in type(config).model_fields.items() if not field.description]
+    assert undescribed == ["kind"]
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if "path" not in content(name)])
+def test_file_builds_within_a_small_models_length(name: str) -> None:
+    config: Any = TypeAdapter(WorkloadConfig).validate_python(content(name))
+    workload = build(config, make_model(vocab_size=49152, max_model_len=8192))
+    account = audit(workload, 16)
+    assert account.exact_duplicates == 0
+    if name == "unique_prefix":
+        require_no_reuse(workload, account)
+    else:
+        assert account.ideal_hit_rate > 0
+    assert workload.recipe["kind"] == config.kind
+
+
+def test_every_kind_has_a_file() -> None:
+    assert {content(name)["kind"] for name in NAMES} == set(BUILDERS)

@@ -52,14 +52,14 @@ def clear(folder: Path) -> None:
 
 
 def record(
-    plan: Preparation, so_far: SoFar, status: Literal["complete", "failed", "killed"], error: str | None
+    plan: Preparation, so_far: SoFar, status: Literal["complete", "failed", "killed", "refused"], error: str | None
 ) -> RunResult:
     """Puts everything on disk, then in MLflow."""
     began = time.monotonic()
     config, folder = plan.config, plan.folder
     trace = _merge_parts(folder)
     if so_far.samples:
-        pq.write_table(pa.Table.from_pylist(so_far.samples), folder / results.COUNTERS)
+        pq.write_table(_columns(so_far.samples), folder / results.COUNTERS)
     if so_far.audit is not None:
         described = store.describe(plan.workload, so_far.audit)
         (folder / results.WORKLOAD).write_bytes(orjson.dumps(described, option=orjson.OPT_INDENT_2))
@@ -92,6 +92,7 @@ def record(
         error=error,
     )
     results.save_run(result)
+    result = results.load_run(folder)  # as everybody else will see it
     if so_far.tracked is not None:
         tracking.finish_run(so_far.tracked, result)
     return result
@@ -119,6 +120,13 @@ def _merge_parts(folder: Path) -> pa.Table:
     for path in parts:
         path.unlink()
     return trace
+
+
+def _columns(samples: Sequence[Sample]) -> pa.Table:
+    """Samples of engine and GPUs as rows in the order of their times, null where one has no such value."""
+    names = dict.fromkeys(name for sample in samples for name in sample if name != "monotonic_s")
+    rows = sorted(samples, key=lambda sample: (sample["round"] or 0, sample["time_s"] or 0.0))
+    return pa.table({name: [row.get(name) for row in rows] for name in names})
 
 
 def _hashes(folder: Path) -> dict[str, str]:

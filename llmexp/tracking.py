@@ -16,7 +16,7 @@ from llmexp.schema.config import Config, TrackingConfig
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-_STATUS = {"complete": "FINISHED", "failed": "FAILED", "killed": "KILLED"}
+_STATUS = {"complete": "FINISHED", "refused": "FINISHED", "failed": "FAILED", "killed": "KILLED"}
 _LONGEST_TAG = 5000
 
 
@@ -70,7 +70,11 @@ def open_store(config: TrackingConfig) -> tuple["MlflowClient", str]:
 
 def _experiment(client: "MlflowClient", name: str, artifacts: str | None) -> str:
     found = client.get_experiment_by_name(name)
-    return str(found.experiment_id if found else client.create_experiment(name, artifacts))
+    if found:
+        return str(found.experiment_id)
+    # Of the kinds that MLflow's UI knows, the one whose list of runs shows metrics and parameters.
+    kind = {"mlflow.experimentKind": "custom_model_development"}
+    return str(client.create_experiment(name, artifacts, tags=kind))
 
 
 def start_study(config: Config, name: str, command: str) -> TrackedRun:

@@ -1,4 +1,4 @@
-"""Runs an engine so that none of it outlives its owner: `python -m llmexp.engines.keeper STOP_S -- COMMAND…`.
+"""Runs an engine so that none of it outlives its owner: `python keeper.py STOP_S NICENESS -- COMMAND…`.
 
 The keeper leads a process group of its own and starts the engine in it. Standard input is a pipe from the owner:
 when it closes, because the owner said stop or died in any way, or when the engine's first process ends, the whole
@@ -15,10 +15,10 @@ import time
 from pathlib import Path
 
 
-def main(stop_timeout_s: float, command: list[str]) -> int:
+def main(stop_timeout_s: float, niceness: int, command: list[str]) -> int:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the group's SIGTERM is meant for the engine
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    engine = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=_default_signals)
+    engine = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=lambda: _prepare(niceness))
     owner = select.poll()
     owner.register(sys.stdin.fileno(), select.POLLIN | select.POLLHUP)
     owner.register(pidfd := os.pidfd_open(engine.pid), select.POLLIN)
@@ -28,7 +28,8 @@ def main(stop_timeout_s: float, command: list[str]) -> int:
     return engine.wait()
 
 
-def _default_signals() -> None:
+def _prepare(niceness: int) -> None:
+    os.nice(niceness)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
@@ -61,4 +62,4 @@ def _others_in_group() -> list[int]:
 
 if __name__ == "__main__":
     split = sys.argv.index("--")
-    sys.exit(main(float(sys.argv[1]), sys.argv[split + 1 :]))
+    sys.exit(main(float(sys.argv[1]), int(sys.argv[2]), sys.argv[split + 1 :]))

@@ -60,11 +60,13 @@ class EngineProcess:
             self.popen.wait()
 
 
-def start(command: Sequence[str], environment: Mapping[str, str], log: Path, stop_timeout_s: float) -> EngineProcess:
-    """Starts `command` under a keeper, with all its output in `log`."""
+def start(
+    command: Sequence[str], environment: Mapping[str, str], log: Path, stop_timeout_s: float, niceness: int = 0
+) -> EngineProcess:
+    """Starts `command` under a keeper, with all its output in `log`, at a lower priority by `niceness`."""
     with log.open("ab") as output:
         popen = subprocess.Popen(
-            [sys.executable, keeper.__file__, str(stop_timeout_s), "--", *command],
+            [sys.executable, keeper.__file__, str(stop_timeout_s), str(niceness), "--", *command],
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=subprocess.STDOUT,

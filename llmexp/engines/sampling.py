@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from llmexp.engines.counters import Counters
 from llmexp.errors import EngineError
@@ -13,20 +13,22 @@ Sample = dict[str, float | None]
 
 @contextmanager
 def sampled(read: Callable[[], Counters], interval_s: float) -> Iterator[list[Sample]]:
-    """Collects a sample every `interval_s` in a thread: `monotonic_s` and the gauges of `Counters`.
+    """Collects samples at the start, every `interval_s` in a thread, and at the end: `monotonic_s` and the gauges.
 
     A reading that fails is left out; the round itself notices a dead engine.
     """
     samples: list[Sample] = []
     over = threading.Event()
 
+    def sample() -> None:
+        with suppress(EngineError, OSError):
+            samples.append({"monotonic_s": time.monotonic(), **read().gauges})
+
     def collect() -> None:
         while not over.wait(interval_s):
-            try:
-                samples.append({"monotonic_s": time.monotonic(), **read().gauges})
-            except (EngineError, OSError):
-                continue
+            sample()
 
+    sample()
     thread = threading.Thread(target=collect, name="gauges", daemon=True)
     thread.start()
     try:
@@ -34,3 +36,4 @@ def sampled(read: Callable[[], Counters], interval_s: float) -> Iterator[list[Sa
     finally:
         over.set()
         thread.join()
+        sample()

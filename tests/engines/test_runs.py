@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -112,15 +113,13 @@ def test_every_run_is_in_mlflow_valid_or_not(workplace: Workplace) -> None:
 
 
 def test_an_engine_that_dies_in_a_round_is_told_with_its_cause_and_loses_no_trace(workplace: Workplace) -> None:
-    def kill_later() -> None:
-        engine = workplace.lease._engine
-        assert engine is not None
-        os.kill(engine.process.pids()[-1], signal.SIGKILL)
-
-    import threading
+    def kill_core() -> None:
+        family = psutil.Process(os.getpid()).children(recursive=True)
+        (core,) = [process for process in family if "EngineCore" in " ".join(process.cmdline())]
+        core.kill()
 
     workplace.run("study.name=before_death")
-    killer = threading.Timer(1.5, kill_later)
+    killer = threading.Timer(1.5, kill_core)
     killer.start()
     with pytest.raises(EngineError, match="the engine ended"):
         workplace.run("study.name=death", "rounds=200")

@@ -183,7 +183,7 @@ def _is_done(job: _Job) -> bool:
         found = results.load_run(ready.folder)
     except ResultError:
         return False
-    if found.status != "complete" or not results.is_intact(found):
+    if found.status not in ("complete", "refused") or not results.is_intact(found):
         return False
     if found.fingerprint != ready.fingerprint:
         before = fingerprint.parts(found.config, ready.model, found.workload_sha256, found.environment)

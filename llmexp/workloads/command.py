@@ -1,0 +1,43 @@
+"""`llmexp audit`: what prefix caching can do for a workload, without an engine."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from llmexp import models
+from llmexp.compose import compose
+from llmexp.schema.load import ClosedLoop
+from llmexp.workloads.audit_report import report
+from llmexp.workloads.build import build
+
+
+def audit(arguments: Sequence[str]) -> None:
+    """Builds the workload that a run with these overrides would send, and prints its audit.
+
+    Raises ConfigError or WorkloadError.
+    """
+    options, overrides = _parser().parse_known_args(arguments)
+    config = compose(overrides)
+    workload = build(config.workload, models.locate(config.model))
+    concurrency = config.load.concurrency if isinstance(config.load, ClosedLoop) else config.max_num_seqs
+    block_sizes = options.block_sizes or [config.kv.block_size or 16]
+    report(workload, block_sizes, options.capacities, Path(options.out), concurrency)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="llmexp audit",
+        usage="llmexp audit [--block-sizes N …] [--capacities TOKENS …] [--out FOLDER] KEY=VALUE …",
+        description="What prefix caching can do for a workload; nothing is sent.",
+    )
+    size = {"type": _size, "nargs": "+", "metavar": "N"}
+    parser.add_argument("--block-sizes", help="KV block sizes in tokens (default: kv.block_size)", default=[], **size)
+    parser.add_argument("--capacities", help="KV cache sizes in tokens (default: some)", default=[], **size)
+    parser.add_argument("--out", metavar="FOLDER", default=".", help="where JSON and plot go (default: here)")
+    return parser
+
+
+def _size(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"got {text!r}; accepted is a number of tokens, 1 or more")
+    return int(text)

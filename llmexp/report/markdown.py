@@ -14,9 +14,9 @@ from llmexp.analyze.power import POWER
 from llmexp.analyze.requests import RequestEffect
 from llmexp.analyze.study import Study
 from llmexp.measure.catalog import MEASURES
-from llmexp.report.plots import NAMES
 from llmexp.report.table import (
     HEADLINES,
+    LATENCY_NAMES,
     amount,
     caption,
     count,
@@ -57,7 +57,7 @@ def markdown(
 def sentence(comparison: Comparison, pairing: Pairing, measure: str) -> str:
     """What a user may write about one measure of one arm in one cell: the finding, or that there is none."""
     finding = _finding(comparison, pairing, measure)
-    return f"{cell_label(pairing.cell)}: {finding}" if pairing.cell else finding[0].upper() + finding[1:]
+    return f"{cell_label(pairing.cell)}: {finding}" if pairing.cell else finding
 
 
 def _finding(comparison: Comparison, pairing: Pairing, measure: str) -> str:
@@ -164,10 +164,10 @@ def _sensitivity(comparison: Comparison) -> Iterator[str]:
         f"trials for {comparison.margin:.0%}",
     )
     note = (
-        f"Noise floor: ratio of two launches of the baseline that chance alone keeps to in {comparison.confidence:.0%} "
-        f"of cases, an upper bound where trials differ in workload. Detectable: smallest true ratio that this many trials "
-        f"find with {POWER:.0%} power, by the variance observed. Last: trials that a true change of "
-        f"{comparison.margin:.0%} needs for the same."
+        "Noise floor: ratio of two launches of the baseline that chance alone keeps to in "
+        f"{comparison.confidence:.0%} of cases, an upper bound where trials differ in workload. Detectable: smallest "
+        f"true ratio that this many trials find with {POWER:.0%} power, by the variance observed. Last: trials that a "
+        f"true change of {comparison.margin:.0%} needs for the same."
     )
     yield from _section("What this study can see", [_table(header, lines), note])
 
@@ -179,7 +179,7 @@ def _requests(effects: Sequence[RequestEffect], comparison: Comparison) -> Itera
         (
             cell_label(one.cell),
             one.arm,
-            NAMES[one.measure],
+            LATENCY_NAMES[one.measure],
             one.statistic,
             f"{ratio(one.estimate)} ({ratio(one.low)} to {ratio(one.high)})",
             f"{one.faster:.0%}",

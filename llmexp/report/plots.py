@@ -15,7 +15,7 @@ from llmexp.analyze.compare import Comparison, Effect, Level
 from llmexp.analyze.pairs import Cell, cell_label
 from llmexp.analyze.requests import LATENCIES, latencies
 from llmexp.analyze.study import Study
-from llmexp.report.table import HEADLINES, count, simulated
+from llmexp.report.table import HEADLINES, LATENCY_NAMES, count, simulated
 from llmexp.results import TRACE, RunResult
 
 COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#777777")
@@ -29,7 +29,6 @@ RATIO_TICKS = (
 ROUND_TICKS = (0.01, 0.1, 0.2, 0.5, 1, 2, 5, 10, 100)  # kept first where there is no room for all
 MOST_CELLS = 8
 MOST_REQUESTS = 128
-NAMES = {"ttft_ms": "TTFT", "e2e_ms": "e2e latency"}
 
 
 @dataclass(frozen=True)
@@ -130,10 +129,10 @@ def latency_distributions(comparison: Comparison, traced: Sequence[tuple[Level, 
                     label=name,
                     linewidth=1.6,
                 )
-            panel.set_xlabel(f"{NAMES[measure]} (ms)")
+            panel.set_xlabel(f"{LATENCY_NAMES[measure]} (ms)")
             panel.set_ylabel("share of requests")
             panel.set_ylim(0, 1.02)
-            panel.set_title(label if len(cells) > 1 else NAMES[measure], fontsize=9)
+            panel.set_title(label if len(cells) > 1 else LATENCY_NAMES[measure], fontsize=9)
             panel.grid(color="0.92", linewidth=0.6)
             panel.legend(fontsize=7, loc="lower right")
     left_out = f" The first {len(shown)} of {len(cells)} cells." if len(cells) > len(shown) else ""
@@ -335,8 +334,11 @@ def _completed(run: RunResult, measure: str) -> Any:
 
 
 def _ecdf(sample: Any) -> tuple[Any, Any]:
+    """Values and the shares at or below them, at 1000 of them where there are more."""
     values = np.sort(sample)
-    return np.concatenate([values[:1], values]), np.arange(len(values) + 1) / max(len(values), 1)
+    share = np.arange(1, len(values) + 1) / len(values)
+    kept = np.unique(np.linspace(0, len(values) - 1, 1000).astype(int))
+    return np.concatenate([values[:1], values[kept]]), np.concatenate([[0], share[kept]])
 
 
 def _cells(levels: Iterator[Level]) -> Mapping[str, Cell]:

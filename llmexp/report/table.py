@@ -11,6 +11,7 @@ from llmexp.analyze.pairs import Pairing, cell_label
 
 HEADLINES = {"throughput_req_per_s": "throughput", "ttft_ms_p50": "TTFT p50", "e2e_ms_p95": "e2e p95"}
 UNITS = {"throughput_req_per_s": "req/s", "ttft_ms_p50": "ms", "e2e_ms_p95": "ms"}
+LATENCY_NAMES = {"ttft_ms": "TTFT", "e2e_ms": "e2e latency"}
 HIT_RATE = "cache_hit_rate"
 WIDTH = 100
 

@@ -85,7 +85,12 @@ def audit(workload: Workload, block_size: int) -> Audit:
     """
     if not len(workload):
         raise WorkloadError(f"workload {workload.name}: no requests")
-    blocks = blocks_of(workload, block_size)
+    return audit_of(workload, blocks_of(workload, block_size))
+
+
+def audit_of(workload: Workload, blocks: Blocks) -> Audit:
+    """The audit of a workload whose blocks are known."""
+    block_size = blocks.size
     distinct, first, holders = np.unique(blocks.keys, return_index=True, return_counts=True)
     seen = _seen(blocks, first)
     reusable = np.minimum(seen, (blocks.prompt_tokens - 1) // block_size) * block_size
@@ -158,11 +163,15 @@ def reuse_distances(workload: Workload, block_size: int) -> NDArray[np.int64]:
     prompt's tail released before its head, as vLLM does; the block is still there if the distance is below
     the capacity (Mattson et al., 1970). Prompt blocks and known answers count, other generated tokens do not.
     """
-    blocks = blocks_of(workload, block_size)
+    return distances_of(blocks_of(workload, block_size))
+
+
+def distances_of(blocks: Blocks) -> NDArray[np.int64]:
+    """`reuse_distances` of known blocks."""
     distinct, ids = np.unique(blocks.keys, return_inverse=True)
     last_user = np.full(len(distinct), -1, np.int64)
-    live = np.zeros(len(workload), np.int64)  # blocks that request i was the last to use
-    cap = (blocks.prompt_tokens - 1) // block_size
+    live = np.zeros(len(blocks.in_prompt), np.int64)  # blocks that request i was the last to use
+    cap = (blocks.prompt_tokens - 1) // blocks.size
     distances: list[NDArray[np.int64]] = [np.empty(0, np.int64)]
     for i, start in enumerate(blocks.starts[:-1]):
         mine = ids[start : blocks.starts[i + 1]]

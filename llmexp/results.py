@@ -49,7 +49,7 @@ class RunResult(_Record):
     study: str
     name: str
     folder: Path
-    status: Literal["complete", "failed", "killed"]
+    status: Literal["complete", "failed", "killed", "refused"]  # refused: too little memory for it to start
     valid: bool
     invalid_reasons: tuple[str, ...]
     simulated: bool

@@ -1,15 +1,20 @@
 """What is sent to a running engine: the warm-up, then one replay of the workload after the other, each judged."""
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from llmexp.client.replay import Replay, replay
 from llmexp.engines.counters import Counters, settled
 from llmexp.engines.engine import Engine
 from llmexp.engines.sampling import Sample, sampled
+from llmexp.engines.telemetry import GpuSample, gpu_sampled
 from llmexp.measure.contract import Expectation, judge
 from llmexp.measure.engine import engine_measures
+from llmexp.measure.gpu import gpu_measures
+from llmexp.measure.limits import cost_measures, limit_measures
+from llmexp.measure.pressure import pressure_measures
 from llmexp.measure.requests import request_measures
 from llmexp.measure.validity import invalid_reasons
 from llmexp.prepare import Preparation
@@ -50,6 +55,7 @@ def one_round(
     text = f"{plan.name}: round {index + 1} of {config.rounds}"
     with (
         sampled(engine.counters, config.engine.sample_interval_s) as samples,
+        gpu_sampled(engine.facts.gpus, config.engine.gpu_sample_interval_s) as gpu_samples,
         phase(text, len(workload)) as tick,
     ):
         sent = replay(
@@ -64,49 +70,64 @@ def one_round(
             spill=part(plan.folder, index),
         )
     pq.write_table(sent.trace, part(plan.folder, index))
-    for sample in samples:
-        time_s = (sample.pop("monotonic_s") or 0.0) - sent.origin_monotonic_s
+    seen = _Seen(sent, settled(engine.counters).since(before), samples, gpu_samples, reset_confirmed)
+    for sample in [*samples, *gpu_samples]:
+        time_s = (sample["monotonic_s"] or 0.0) - sent.origin_monotonic_s
         so_far.samples.append({"round": index, "time_s": time_s, **sample})
-    so_far.rounds.append(
-        _judged(
-            plan,
-            index,
-            sent,
-            settled(engine.counters).since(before),
-            samples,
-            expectation,
-            reset_confirmed,
-            overlap_blocks,
-        )
-    )
+    so_far.rounds.append(_judged(plan, engine, index, seen, expectation, overlap_blocks))
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """All that was seen of a round."""
+
+    sent: Replay
+    counted: Counters
+    samples: list[Sample]
+    gpu_samples: list[GpuSample]
+    reset_confirmed: bool | None
 
 
 def _judged(
-    plan: Preparation,
-    index: int,
-    sent: Replay,
-    counted: Counters,
-    samples: list[Sample],
-    expectation: Expectation,
-    reset_confirmed: bool | None,
-    overlap_blocks: int,
+    plan: Preparation, engine: Engine, index: int, seen: _Seen, expectation: Expectation, overlap_blocks: int
 ) -> RoundResult:
-    contract = judge(expectation, counted, sent.trace)
+    trace, check = seen.sent.trace, seen.sent.check
+    contract = judge(expectation, seen.counted, trace)
     reasons = tuple(
-        invalid_reasons(plan.config, plan.workload, sent.trace, sent.check, contract, reset_confirmed, overlap_blocks)
+        invalid_reasons(plan.config, plan.workload, trace, check, contract, seen.reset_confirmed, overlap_blocks)
     )
-    measures, percentiles = request_measures(sent.trace, plan.config.slo)
-    of_engine, of_queue = engine_measures(counted, samples)
+    of_requests, percentiles = request_measures(trace, plan.config.slo)
+    of_engine, of_queue = engine_measures(seen.counted, seen.samples)
+    measures = {
+        **of_engine,
+        **of_requests,
+        **pressure_measures(trace, contract, engine.facts.kv_capacity_tokens),
+        **_of_hardware(plan, seen),
+        **cost_measures(plan.config, of_requests),
+        "expected_hit_tokens": float(expectation.hit_tokens),
+    }
     return RoundResult(
         index=index,
         valid=not reasons,
         invalid_reasons=reasons,
-        measures={
-            **measures,
-            **of_engine,
-            "expected_hit_tokens": float(expectation.hit_tokens),
-        },
-        percentiles={**percentiles, **of_queue},
-        contract={**asdict(contract), "held": contract.held, "reset_confirmed": reset_confirmed},
-        client=asdict(sent.check),
+        measures=measures,
+        percentiles={**of_queue, **percentiles},
+        contract={**asdict(contract), "held": contract.held, "reset_confirmed": seen.reset_confirmed},
+        client=asdict(check),
     )
+
+
+def _of_hardware(plan: Preparation, seen: _Seen) -> dict[str, float]:
+    """What the round took of the device, and how near it came to what the device can do."""
+    trace = seen.sent.trace
+    done = trace.filter(pc.is_null(trace["error"]))
+    if not len(done):
+        return {}
+    used = gpu_measures(
+        seen.gpu_samples,
+        pc.min(trace["sent_s"]).as_py() + seen.sent.origin_monotonic_s,
+        pc.max(trace["end_s"]).as_py() + seen.sent.origin_monotonic_s,
+        requests=len(done),
+        output_tokens=pc.sum(done["output_tokens"]).as_py() or 0,
+    )
+    return {**used, **limit_measures(plan.config, plan.model.config, done)}

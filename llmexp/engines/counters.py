@@ -38,6 +38,8 @@ class Counters:
     preemptions: float | None = None
     prompt_tokens: float | None = None
     generation_tokens: float | None = None
+    steps: float | None = None
+    step_tokens: float | None = None
     requests_running: float | None = None
     requests_waiting: float | None = None
     kv_usage: float | None = None
@@ -68,6 +70,8 @@ _NAMES = {
     "vllm:num_preemptions_total": "preemptions",
     "vllm:prompt_tokens_total": "prompt_tokens",
     "vllm:generation_tokens_total": "generation_tokens",
+    "vllm:iteration_tokens_total_count": "steps",
+    "vllm:iteration_tokens_total_sum": "step_tokens",
     "vllm:num_requests_running": "requests_running",
     "vllm:num_requests_waiting": "requests_waiting",
     "vllm:kv_cache_usage_perc": "kv_usage",

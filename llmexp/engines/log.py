@@ -84,6 +84,9 @@ def all_reduce(log: Path) -> str | None:
     return "nccl (vLLM's kernel is switched off)" if switched_off == "True" else "custom"
 
 
+_ROUNDING_BYTES = round(0.005 * 2**30)  # vLLM gives GiB with two decimals
+
+
 @dataclass(frozen=True)
 class Shortage:
     """Too little memory for the KV cache, in the engine's own words."""
@@ -98,7 +101,7 @@ def memory_shortage(log: Path) -> Shortage | None:
     available = _bytes(log, r"Available KV cache memory: (-?[\d.]+) GiB")
     for line in lines(log):
         if found := re.search(r"([\d.]+) GiB KV cache is needed.*?KV cache memory \((-?[\d.]+) GiB\)", line):
-            return Shortage(_cause(line), _gib(found[1]), _gib(found[2]))
+            return Shortage(_cause(line), _gib(found[1]) + _ROUNDING_BYTES, _gib(found[2]))
         if found := re.search(r"Free memory on device.*?\((-?[\d.]+)/[\d.]+ GiB\).*?is less than", line):
             return Shortage(_cause(line), None, _gib(found[1]))
         if "No available memory for the cache blocks" in line or "OutOfMemoryError" in line:

@@ -22,6 +22,10 @@ def engine_measures(counted: Counters, samples: Sequence[Sample]) -> tuple[dict[
         measures["cache_hit_rate"] = hits / queries if queries else 0.0
     if counted.preemptions is not None:
         measures["preemptions"] = counted.preemptions
+    if counted.steps:
+        measures["engine_steps"] = counted.steps
+        if counted.step_tokens is not None:
+            measures["tokens_per_step"] = counted.step_tokens / counted.steps
     usage = [sample["kv_usage"] for sample in samples if sample["kv_usage"] is not None]
     if usage:
         measures["kv_usage_peak"] = max(usage)

@@ -1,6 +1,5 @@
 """From the request trace to measures: throughput, latencies and what went wrong."""
 
-from collections.abc import Mapping
 
 import numpy as np
 import pyarrow as pa
@@ -34,7 +33,7 @@ def request_measures(trace: pa.Table, slo: SloConfig) -> tuple[dict[str, float],
     else:
         measures["goodput_share"] = float(good.mean())
 
-    samples = _samples(each)
+    samples = _samples(each) | _queue(trace)
     measures |= {f"{name}_ms_mean": float(sample.mean()) for name, sample in samples.items() if len(sample)}
     measures["failed_requests"] = float((~each.completed).sum())
     output_tokens = _counts(trace, "output_tokens")
@@ -43,13 +42,11 @@ def request_measures(trace: pa.Table, slo: SloConfig) -> tuple[dict[str, float],
     num_chunks = np.array(trace["chunk_s"].combine_chunks().value_lengths())
     if chunks := int(num_chunks[known].sum()):
         measures["tokens_per_chunk"] = float(output_tokens[known].sum()) / chunks
-    percentiles = {
-        f"{name}_ms_p{q}": percentile(sample, q) for name, sample in samples.items() for q in PERCENTILES
-    }
+    percentiles = {f"{name}_ms_p{q}": percentile(sample, q) for name, sample in samples.items() for q in PERCENTILES}
     return measures, percentiles
 
 
-def _samples(each: Latencies) -> Mapping[str, NDArray[np.float64]]:
+def _samples(each: Latencies) -> dict[str, NDArray[np.float64]]:
     samples = {
         "ttft": each.ttft_ms,
         "tpot": each.tpot_ms,
@@ -60,16 +57,19 @@ def _samples(each: Latencies) -> Mapping[str, NDArray[np.float64]]:
     return {name: sample[~np.isnan(sample)] for name, sample in samples.items()}
 
 
-def _rates(
-    trace: pa.Table, each: Latencies, good: NDArray[np.bool_], among: NDArray[np.bool_]
-) -> dict[str, float]:
+def _queue(trace: pa.Table) -> dict[str, NDArray[np.float64]]:
+    """Times that the engine kept requests waiting, where it tells them of each request."""
+    waits_ms = (_counts(trace, "engine_scheduled_s") - _counts(trace, "engine_queued_s")) * 1e3
+    known = waits_ms[~np.isnan(waits_ms)]
+    return {"queue": known} if len(known) else {}
+
+
+def _rates(trace: pa.Table, each: Latencies, good: NDArray[np.bool_], among: NDArray[np.bool_]) -> dict[str, float]:
     """What one round has a duration for: its first send to its last response."""
     sent_s, end_s = (trace[name].to_numpy()[among] for name in ("sent_s", "end_s"))
     duration_s = float(end_s.max() - sent_s.min())
     completed = each.completed & among
-    output, prompt = (
-        float(np.nansum(_counts(trace, name)[completed])) for name in ("output_tokens", "prompt_tokens")
-    )
+    output, prompt = (float(np.nansum(_counts(trace, name)[completed])) for name in ("output_tokens", "prompt_tokens"))
     totals = {
         "throughput_req_per_s": float(completed.sum()),
         "throughput_output_tokens_per_s": output,

@@ -35,6 +35,9 @@ class GpuConfig(Section):
     kv_cache_bytes: PositiveInt | None = Field(None, description="KV cache where `kv` sets no budget; null: vLLM's")
     memory_bytes: PositiveInt | None = Field(None, description="device memory, by the datasheet")
     bandwidth_bytes_per_s: PositiveFloat | None = Field(None, description="device memory bandwidth, by the datasheet")
+    link_bytes_per_s: PositiveFloat | None = Field(
+        None, description="from one device to the others, in one direction, by the datasheet"
+    )
     flops_per_s: PositiveFloat | None = Field(None, description="dense matrix rate at 16 bits, by the datasheet")
     cost_per_hour: NonNegativeFloat | None = Field(None, description="price of one device, in any currency")
 

@@ -25,11 +25,13 @@ import numpy as np
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 sys.path[0] = str(Path(__file__).parent.parent)  # the repository, not this folder
 
-from llmexp.simulate import Request, Requests, Settings, Simulation, StepCost, simulate  # noqa: E402
+from llmexp.simulate import Request, Requests, Settings, Simulation, StepCost, Work, simulate  # noqa: E402
 from llmexp.simulate.requests import Ints  # noqa: E402
 
 BLOCK_SIZE = 16
-COST = StepCost(fixed=(5e-3, 2e-5, 2e-5, 0.0, 0.0, 1e-8))  # seconds: about an 8B model on one large GPU
+COST = StepCost(
+    Work(steps=5e-3, prefill_tokens=2e-5, decode_tokens=2e-5, context_tokens=1e-8)
+)  # seconds: about an 8B model on one large GPU
 SERVER = Settings(num_gpu_blocks=60_000, max_num_seqs=256, max_num_batched_tokens=8192)
 RATE = 40.0  # requests per simulated second
 

@@ -5,22 +5,21 @@ from typing import NamedTuple
 
 
 class Work(NamedTuple):
-    """What one step computes; the terms that its cost is linear in.
+    """What one step computes; also seconds per unit of each, as the coefficients of a cost.
 
     ``attended_pairs`` counts (query token, key token) pairs, which the attention's FLOPs follow, and
     ``context_tokens`` the tokens whose KV is read (every sequence's own, shared or not).
     """
 
-    steps: int
-    prefill_tokens: int
-    decode_tokens: int
-    sampled: int
-    attended_pairs: int
-    context_tokens: int
+    steps: float = 0
+    prefill_tokens: float = 0
+    decode_tokens: float = 0
+    sampled: float = 0
+    attended_pairs: float = 0
+    context_tokens: float = 0
 
 
-Coefficients = tuple[float, float, float, float, float, float]
-FREE: Coefficients = (0.0,) * 6
+NOTHING = Work()
 
 
 @dataclass(frozen=True)
@@ -30,19 +29,19 @@ class StepCost:
     A roofline has ``compute`` and ``memory``; a fitted linear cost only ``fixed``.
     """
 
-    fixed: Coefficients = FREE
-    compute: Coefficients = FREE
-    memory: Coefficients = FREE
+    fixed: Work = NOTHING
+    compute: Work = NOTHING
+    memory: Work = NOTHING
 
     def duration_s(self, work: Work) -> float:
         return _dot(self.fixed, work) + max(_dot(self.compute, work), _dot(self.memory, work))
 
 
-UNIT_COST = StepCost(fixed=(1.0, 0.0, 0.0, 0.0, 0.0, 0.0))
+UNIT_COST = StepCost(fixed=Work(steps=1.0))
 """Every step takes one second: the clock counts steps."""
 
 
-def _dot(coefficients: Coefficients, work: Work) -> float:
+def _dot(coefficients: Work, work: Work) -> float:
     total = 0.0
     for coefficient, amount in zip(coefficients, work, strict=True):
         total += coefficient * amount

@@ -493,7 +493,7 @@ def _serve(
             if decodes and span >= 0 and spans[span, 1] + spans[span, 2] == number:
                 spans[span, 2] += 1
             else:
-                spans[num_spans] = (i, number, 1, num_new, computed)
+                spans[num_spans] = (i, number, 1, num_new, computed, int(samples))
                 if decodes:
                     seq.span = num_spans
                 num_spans += 1

@@ -36,6 +36,7 @@ SPAN_COUNTS = (
     "steps",  # consecutive ones; more than one only when decoding
     "tokens",  # per step
     "context",  # tokens computed before
+    "sampled",  # tokens generated per step: 1 or, amid a prefill, 0
 )
 
 
@@ -80,7 +81,7 @@ class Recorder:
                 len(scheduler.running),
                 len(scheduler.waiting),
                 len(step.scheduled),
-                *work[1:],
+                *map(int, work[1:]),
                 scheduler.cache.num_free_blocks,
                 len(step.admitted),
                 len(step.preempted),
@@ -112,12 +113,13 @@ class Recorder:
         )
 
     def _span(self, number: int, seq: Sequence, num_new: int) -> None:
-        decodes = num_new == 1 and seq.num_computed == seq.num_tokens > seq.prompt_tokens
+        samples = seq.num_computed == seq.num_tokens
+        decodes = num_new == 1 and samples and seq.num_tokens > seq.prompt_tokens
         latest = self._decoding.get(seq.index)
         if decodes and latest and latest[1] + latest[2] == number:
             latest[2] += 1
             return
-        span = [seq.index, number, 1, num_new, seq.num_computed - num_new]
+        span = [seq.index, number, 1, num_new, seq.num_computed - num_new, samples]
         self._spans.append(span)
         if decodes:
             self._decoding[seq.index] = span

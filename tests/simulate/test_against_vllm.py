@@ -1,6 +1,6 @@
 """Differential tests: the simulator against vLLM's own ``Scheduler`` and ``KVCacheManager``, step by step.
 
-Three hundred random cases, or fifteen thousand with ``--hypothesis-profile=thorough``.
+Three hundred random cases, or three thousand with ``--hypothesis-profile=thorough``.
 """
 
 from pathlib import Path

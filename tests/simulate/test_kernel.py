@@ -3,19 +3,16 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmexp.simulate import StepCost, simulate
-from llmexp.simulate.cost import Coefficients
+from llmexp.simulate import StepCost, Work, simulate
 from tests.simulate.cases import Case, cases
 
 seconds = st.floats(1e-9, 10.0)
-coefficients = st.tuples(*[seconds] * 6)
+coefficients = st.builds(Work, *[seconds] * 6)
 
 
 @settings(max_examples=2 * settings.default.max_examples, deadline=None)
 @given(case=cases(), fixed=coefficients, compute=coefficients, memory=coefficients)
-def test_compiled_equals_plain_to_the_last_bit(
-    case: Case, fixed: Coefficients, compute: Coefficients, memory: Coefficients
-) -> None:
+def test_compiled_equals_plain_to_the_last_bit(case: Case, fixed: Work, compute: Work, memory: Work) -> None:
     cost = StepCost(fixed, compute, memory)
     plain, compiled = (
         simulate(case.requests, case.settings, cost, max_concurrency=case.max_concurrency, compiled=compiled)

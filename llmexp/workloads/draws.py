@@ -20,7 +20,7 @@ from llmexp.workloads.workload import Tokens
 
 def words(count: int, *parts: int | str) -> NDArray[np.uint64]:
     """`count` random 64-bit words of the stream that `parts` name, shape `(count,)`."""
-    key = hashlib.blake2b(json.dumps(parts).encode(), digest_size=16).digest()
+    key = hashlib.blake2b(json.dumps(parts, default=int).encode(), digest_size=16).digest()
     return np.asarray(np.random.Philox(key=int.from_bytes(key, "little")).random_raw(count))
 
 

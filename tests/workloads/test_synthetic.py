@@ -136,3 +136,8 @@ def test_lognormal_median() -> None:
     drawn = build(UniquePrefix(output_tokens=lengths, num_requests=4000), model).output_tokens
     assert np.median(drawn) == pytest.approx(200, rel=0.05)
     assert np.std(np.log(drawn)) == pytest.approx(0.5, rel=0.05)
+
+
+def test_prompts_take_numpy_indices() -> None:
+    workload = build(SharedPrefix(), make_model())
+    assert all(np.array_equal(workload.prompt_at(i), workload.prompt_at(int(i))) for i in np.arange(16))  # type: ignore[arg-type]

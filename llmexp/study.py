@@ -1,8 +1,8 @@
 """A study: plans its runs, makes those that are missing, one after the other, and reports what they say."""
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,15 +13,16 @@ from hydra.core.utils import JobReturn, JobStatus
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
-from llmexp import fingerprint, plan, results, tracking
+from llmexp import fingerprint, plan, results, search, tracking
 from llmexp.compose import resolve
 from llmexp.engines.lease import EngineLease, launch_key
 from llmexp.errors import ConfigError, LlmexpError, ResultError
 from llmexp.plan import Design
 from llmexp.prepare import Preparation, prepare, timestamp
 from llmexp.progress import console
-from llmexp.results import PlannedRun, StudyRecord
+from llmexp.results import PlannedRun, RunResult, StudyRecord
 from llmexp.schema.config import Config
+from llmexp.schema.study import StudyConfig
 
 if TYPE_CHECKING:
     from llmexp.analyze.study import Study
@@ -56,7 +57,10 @@ def sweep(arguments: Sequence[str], base: DictConfig, context: HydraContext, tas
         return resolve(context.config_loader.load_sweep_config(base, [*taken.shared, *overrides]))
 
     shared = composed([])
-    design = plan.design(taken.swept, shared.study)
+    swept = dict(taken.swept)
+    if shared.study.search:
+        swept = _without_searched(taken, shared.study)
+    design = plan.design(swept, shared.study)
     if shared.study.claims:
         from llmexp.analyze.claims import check_claims
 
@@ -81,7 +85,18 @@ def sweep(arguments: Sequence[str], base: DictConfig, context: HydraContext, tas
     parent = f"run.parent_run_id={tracked.run_id}" if tracked else "run.parent_run_id=null"
     status = "killed"
     try:
-        failures = _launch([[*job.overrides, parent] for job in to_do], base, context, task)
+        if shared.study.search:
+
+            def made(values: tuple[str, ...]) -> tuple[list[_Job], list[str]]:
+                grown = plan.design({**swept, str(shared.study.search_key): values}, shared.study)
+                jobs = _jobs(grown, shared, name, taken.shared, composed)
+                results.save_study(_record(grown, shared, name, [job.planned for job in jobs], arguments), folder)
+                missing = [[*job.overrides, parent] for job in jobs if not _is_done(job)]
+                return jobs, _launch(missing, base, context, task)
+
+            failures = _search(shared.study, made, folder)
+        else:
+            failures = _launch([[*job.overrides, parent] for job in to_do], base, context, task)
         status = "failed" if failures else "complete"
         study = _conclude(shared, folder, tracked, status)
     except BaseException:
@@ -91,6 +106,59 @@ def sweep(arguments: Sequence[str], base: DictConfig, context: HydraContext, tas
     if failures:
         raise StudyFailedError(f"{len(failures)} of {len(jobs)} runs failed; the first: {failures[0]}")
     return study
+
+
+def _without_searched(taken: plan.Sweep, study: StudyConfig) -> dict[str, tuple[str, ...]]:
+    """The swept keys with the ends of the search in place of the searched key's own values."""
+    key = str(study.search_key)
+    others = [other for other in taken.swept if other != key]
+    if study.search == "saturation" and others:
+        raise ConfigError(f"study.search=saturation: {others[0]} is swept as well; give it one value")
+    return {**taken.swept, key: (str(study.search_low), str(study.search_high))}
+
+
+def _search(
+    study: StudyConfig, made: Callable[[tuple[str, ...]], tuple[list[_Job], list[str]]], folder: Path
+) -> list[str]:
+    """Lets the study grow by the values that the search asks for; returns what went wrong, if it had to stop."""
+    tried: dict[str, None] = {}
+    known: set[str] = set()
+
+    def runs_at(value: search.Value) -> list[RunResult]:
+        tried[str(value)] = None
+        jobs, failures = made(tuple(tried))
+        if failures:
+            raise StudyFailedError(failures[0])
+        fresh = [job.planned.name for job in jobs if job.planned.name not in known]
+        known.update(fresh)
+        return [results.load_run(folder / name) for name in fresh]
+
+    def point(value: search.Value) -> search.Point:
+        runs = runs_at(value)
+        for run in runs:
+            if not run.valid:
+                raise StudyFailedError(f"{run.name}: {'; '.join(run.invalid_reasons)}")
+        return search.Point(
+            value,
+            tuple(run.measures["throughput_req_per_s"] for run in runs),
+            all(run.measures.get("goodput_share", 1.0) >= search.SLO_SHARE for run in runs),
+        )
+
+    low, high, resolution = study.search_low, study.search_high, study.search_resolution
+    found: search.Floor | search.Saturation
+    try:
+        if study.search == "floor":
+            found = search.floor(
+                lambda value: all(run.status == "complete" for run in runs_at(value)), low, high, resolution
+            )
+        else:
+            found = search.saturation(point, low, high, gain=study.margin, resolution=resolution)
+    except StudyFailedError as failure:
+        return [str(failure)]
+    said = search.sentence(found, str(study.search_key))
+    (folder / results.SEARCH).write_text(json.dumps({"found": said, **asdict(found)}, indent=2))
+    console.print(said, highlight=False)
+    return []
 
 
 def _conclude(shared: Config, folder: Path, tracked: tracking.TrackedRun | None, status: str) -> "Study":

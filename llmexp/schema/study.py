@@ -64,4 +64,21 @@ class StudyConfig(Section):
     cells: tuple[Mapping[str, SweptValue], ...] = Field(
         (), description="explicit cells, where they are not the product of the swept keys"
     )
+    search: Literal["floor", "saturation"] | None = Field(
+        None,
+        description="instead of given values of `search_key`, bisect for the smallest that starts, or for where "
+        "throughput stops rising or the SLO breaks",
+    )
+    search_key: str | None = Field(None, description="key that a search varies")
+    search_low: int | float = Field(1, gt=0, description="smallest value tried; integers stay integers")
+    search_high: int | float = Field(1024, gt=0, description="largest value tried")
+    search_resolution: float = Field(0.1, gt=0, lt=1, description="share of itself within which it is found")
     plan_only: bool = Field(False, description="print the plan with its expected time and run nothing")
+
+    @model_validator(mode="after")
+    def _search_is_whole(self) -> Self:
+        if self.search and self.search_key is None:
+            raise ValueError(f"study.search={self.search} needs study.search_key, the key to vary")
+        if self.search_low >= self.search_high:
+            raise ValueError(f"study.search_low={self.search_low} must be below study.search_high={self.search_high}")
+        return self

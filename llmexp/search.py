@@ -1,0 +1,149 @@
+"""Searches over one key of the config: bisection instead of a grid. They ask a probe and know nothing of engines."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+Value = int | float
+SLO_SHARE = 0.99  # of the requests, for a value to meet the SLO
+
+
+@dataclass(frozen=True)
+class Floor:
+    """`smallest` value that was seen to work and `largest_failed` below it; None where there is none between the
+    two ends."""
+
+    smallest: Value | None
+    largest_failed: Value | None
+
+
+def floor(works: Callable[[Value], bool], low: Value, high: Value, resolution: float) -> Floor:
+    """The smallest value that works, of those between `low` and `high`, where every larger one works too.
+
+    It is known to within `resolution`, a share of itself. Integer ends are searched in integers.
+    """
+    if not works(high):
+        return Floor(None, high)
+    if works(low):
+        return Floor(low, None)
+    while high - low > resolution * high and (middle := _between(low, high)) is not None:
+        if works(middle):
+            high = middle
+        else:
+            low = middle
+    return Floor(high, low)
+
+
+@dataclass(frozen=True)
+class Point:
+    """What was measured at a value: the throughput of each repeat, and whether the SLO was met."""
+
+    value: Value
+    throughputs: tuple[float, ...]
+    met_slo: bool
+
+    @property
+    def mean(self) -> float:
+        """Mean throughput over the repeats."""
+        return fmean(self.throughputs)
+
+
+@dataclass(frozen=True)
+class Saturation:
+    """Where throughput stops rising. `knee` is the smallest value tried that is as good as the `best` one, by the
+    gain that counts; `slo_limit` the largest value that met the SLO, below the smallest that did not (None: none
+    met it); `falls` says that the largest value tried is worse again than the best."""
+
+    knee: Value
+    best: Value
+    slo_limit: Value | None
+    falls: bool
+    points: tuple[Point, ...]
+
+
+def saturation(
+    probe: Callable[[Value], Point], low: Value, high: Value, *, gain: float, resolution: float
+) -> Saturation:
+    """Where throughput stops rising by more than `gain` (a share), or the SLO breaks, between `low` and `high`.
+
+    Values are doubled from `low` until the SLO breaks or two doublings in turn bring no gain, which also shows
+    whether throughput falls beyond its peak. Then the knee, and the value up to which the SLO is met, are bisected
+    until neighbours differ by a share of at most `resolution`.
+    """
+    tried: dict[Value, Point] = {}
+
+    def at(value: Value) -> Point:
+        if value not in tried:
+            tried[value] = probe(value)
+        return tried[value]
+
+    value, idle = low, 0
+    best = at(low)
+    while value < high and at(value).met_slo and idle < 2:
+        value = min(2 * value, high)
+        idle = 0 if at(value).mean > best.mean * (1 + gain) else idle + 1
+        best = max(best, at(value), key=lambda point: point.mean)
+
+    def good() -> float:
+        return max(point.mean for point in tried.values()) / (1 + gain)
+
+    _bisect(tried, at, lambda point: point.mean >= good(), resolution)
+    _bisect(tried, at, lambda point: not point.met_slo, resolution)
+    points = tuple(tried[key] for key in sorted(tried))
+    broken = [point.value for point in points if not point.met_slo]
+    met = [point.value for point in points if point.met_slo and point.value < min(broken, default=math.inf)]
+    best = max(points, key=lambda point: point.mean)
+    return Saturation(
+        knee=next(point.value for point in points if point.mean >= good()),
+        best=best.value,
+        slo_limit=max(met, default=None),
+        falls=points[-1].mean < good(),
+        points=points,
+    )
+
+
+def _bisect(
+    tried: dict[Value, Point], at: Callable[[Value], Point], holds: Callable[[Point], bool], resolution: float
+) -> None:
+    """Narrows the gap between the smallest value where something holds and the largest tried below it."""
+    while True:
+        first = next((value for value in sorted(tried) if holds(tried[value])), None)
+        below = [value for value in tried if first is not None and value < first]
+        if first is None or not below or first - max(below) <= resolution * first:
+            return
+        middle = _between(max(below), first)
+        if middle is None:
+            return
+        at(middle)
+
+
+def _between(low: Value, high: Value) -> Value | None:
+    """The middle of two values, an integer between integers, else with four decimals; None if they are neighbours."""
+    if isinstance(low, int) and isinstance(high, int):
+        whole = (low + high) // 2
+        return whole if low < whole < high else None
+    middle = round((low + high) / 2, 4)
+    return middle if low < middle < high else None
+
+
+def sentence(found: Floor | Saturation, key: str) -> str:
+    """What was found, in words."""
+    if isinstance(found, Floor):
+        if found.smallest is None:
+            return f"{key}={found.largest_failed} does not start; raise study.search_high"
+        if found.largest_failed is None:
+            return f"{key}={found.smallest} starts already; lower study.search_low to find the floor"
+        return f"smallest {key} that starts: {found.smallest} ({found.largest_failed} does not)"
+    parts = [f"throughput stops rising at {key}={found.knee} (best: {found.best})"]
+    if found.falls:
+        parts.append("and falls again beyond")
+    broken = _values(found.points, met=False)
+    if broken:
+        limit = "no value tried" if found.slo_limit is None else f"{key}={found.slo_limit}"
+        parts.append(f"; the SLO is met up to {limit}, not at {min(broken)}")
+    return " ".join(parts).replace(" ;", ";")
+
+
+def _values(points: Sequence[Point], *, met: bool) -> list[Value]:
+    return [point.value for point in points if point.met_slo == met]

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from llmexp.analyze.compare import Comparison, Effect, Level
-from llmexp.analyze.pairs import Cell, cell_label
+from llmexp.analyze.pairs import Cell, cell_label, place
 from llmexp.analyze.requests import LATENCIES, latencies
 from llmexp.analyze.study import Study
 from llmexp.report.table import HEADLINES, LATENCY_NAMES, count, simulated
@@ -55,43 +55,37 @@ def plots(study: Study, comparison: Comparison) -> Iterator[Plot]:
         yield latency_distributions(comparison, traced)
     if key := numeric_key(study, comparison):
         yield throughput_curve(study, comparison, key)
-    if any(run.rounds for run in study.runs if "expected_hit_tokens" in run.rounds[0].contract):
-        yield hit_rates(study, comparison)
+    if counted := _counted_hits(study, comparison.factor):
+        yield hit_rates(comparison, counted)
     if traced:
         yield timeline(comparison, traced)
 
 
 def effect_by_cell(comparison: Comparison) -> Plot:
     """Ratio to the baseline with its interval, one line per cell and arm, one panel per measure."""
-    lines = [(pairing.cell, pairing.arm) for pairing in comparison.pairings if pairing.pairs]
-    several = len({arm for _, arm in lines}) > 1
+    lines = [pairing for pairing in comparison.pairings if pairing.pairs]
+    arms = list(dict.fromkeys(pairing.arm for pairing in lines))
     figure = Figure(figsize=(10, 1.9 + 0.45 * len(lines)), layout="constrained")
     panels = figure.subplots(1, len(HEADLINES), sharey=True, squeeze=False)[0]
+    low, high = 1 / (1 + comparison.margin), 1 + comparison.margin
     for panel, (measure, name) in zip(panels, HEADLINES.items(), strict=True):
-        drawn: list[float] = [1.0]
-        for y, (cell, arm) in enumerate(lines):
-            row = comparison.row(measure, cell, arm)
-            if row is None:
-                continue
-            drawn += [*row.per_trial, *(edge for edge in (row.low, row.high) if edge is not None)]
+        found = [(y, comparison.row(measure, pairing.cell, pairing.arm)) for y, pairing in enumerate(lines)]
+        rows = [(y, row) for y, row in found if row is not None]
+        for y, row in rows:
             _draw_effect(panel, row, y)
+        edges = [edge for _, row in rows for edge in (*row.per_trial, row.low, row.high) if edge is not None]
         panel.axvline(1, color="black", linewidth=0.8)
-        low, high = 1 / (1 + comparison.margin), 1 + comparison.margin
         panel.axvspan(low, high, facecolor="none", edgecolor="0.75", hatch="///", linewidth=0)
-        _ratio_axis(panel, min(drawn), max(drawn))
-        panel.set_title(name, fontsize=10)
+        _ratio_axis(panel, min([low, *edges]), max([high, *edges]))
+        panel.set_title(name if rows else f"{name}: no data", fontsize=10)
         panel.set_xlabel(f"{comparison.factor}: ratio to {comparison.baseline}")
         panel.grid(axis="x", color="0.9", linewidth=0.6)
         panel.set_axisbelow(True)
-    trials = {place: row.trials for row in comparison.rows for place in [(cell_label(row.cell), row.arm)]}
-    panels[0].set_yticks(
-        range(len(lines)),
-        [
-            f"{f'{arm}, ' if several else ''}{cell_label(cell)} (n={trials[cell_label(cell), arm]})"
-            for cell, arm in lines
-        ],
-        fontsize=8,
-    )
+    labels = [
+        f"{f'{pairing.arm}, ' if len(arms) > 1 else ''}{cell_label(pairing.cell)} (n={len(pairing.pairs)})"
+        for pairing in lines
+    ]
+    panels[0].set_yticks(range(len(lines)), labels, fontsize=8)
     panels[0].set_ylim(len(lines) - 0.5, -0.5)
     sure = f"{comparison.confidence:.0%}"
     caption = (
@@ -99,8 +93,8 @@ def effect_by_cell(comparison: Comparison) -> Plot:
         f"Hatched: within {comparison.margin:.0%}, equivalent. Mark by verdict: up improves, down regresses, "
         "square equivalent, open circle inconclusive."
     )
-    arms = " and ".join(dict.fromkeys(arm for _, arm in lines))
-    return _plot("effect_by_cell", f"Effect of {comparison.factor}={arms} by cell", caption, comparison, figure)
+    title = f"Effect of {comparison.factor}={' and '.join(arms)} by cell"
+    return _plot("effect_by_cell", title, caption, comparison, figure)
 
 
 def latency_distributions(comparison: Comparison, traced: Sequence[tuple[Level, Sequence[RunResult]]]) -> Plot:
@@ -208,23 +202,17 @@ def throughput_curve(study: Study, comparison: Comparison, key: str) -> Plot:
     return _plot("throughput_curve", f"Throughput against {key}", caption, comparison, figure)
 
 
-def hit_rates(study: Study, comparison: Comparison) -> Plot:
+def hit_rates(comparison: Comparison, counted: Mapping[tuple[str, bool], Sequence[tuple[float, float]]]) -> Plot:
     """Prefix-cache hit rate of every round: what the audit of the workload expects, and what the engine
-    counted."""
-    groups: dict[tuple[str, bool], list[tuple[float, float]]] = {}
-    for run in study.runs:
-        for one in run.rounds:
-            expected, observed, queried = (
-                one.contract.get(name) for name in ("expected_hit_tokens", "observed_hit_tokens", "queried_tokens")
-            )
-            if queried and observed is not None and expected is not None:
-                group = (run.arm if comparison.factor else "", bool(one.contract.get("held")))
-                groups.setdefault(group, []).append((expected / queried, observed / queried))
+    counted.
+
+    `counted` maps an arm, and whether the contract held, to the rates of its rounds.
+    """
     figure = Figure(figsize=(5.6, 5.6), layout="constrained")
     panel = figure.subplots()
     panel.plot([0, 1], [0, 1], color="0.6", linewidth=0.8, linestyle=":")
     arms = _arms(comparison)
-    for (arm, held), points in sorted(groups.items()):
+    for (arm, held), points in sorted(counted.items()):
         style = arms.index(arm) if arm in arms else 0
         x, y = np.array(points).T
         panel.scatter(
@@ -288,6 +276,23 @@ def timeline(comparison: Comparison, traced: Sequence[tuple[Level, Sequence[RunR
         f"{', the first of the round' if most == MOST_REQUESTS else ''}. Hatched: waiting for the first token."
     )
     return _plot("timeline", "Request timeline of a round", caption, comparison, figure)
+
+
+def _counted_hits(study: Study, factor: str | None) -> dict[tuple[str, bool], list[tuple[float, float]]]:
+    """Expected and observed hit rate of every round that was counted, by arm and whether the contract
+    held."""
+    groups: dict[tuple[str, bool], list[tuple[float, float]]] = {}
+    for run in study.runs:
+        arm = place(run, study.record.compare, factor)[1] if factor else ""
+        for one in run.rounds:
+            expected, observed, queried = (
+                one.contract.get(name) for name in ("expected_hit_tokens", "observed_hit_tokens", "queried_tokens")
+            )
+            if queried and observed is not None and expected is not None:
+                groups.setdefault((arm, bool(one.contract.get("held"))), []).append(
+                    (expected / queried, observed / queried)
+                )
+    return groups
 
 
 def _draw_effect(panel: Axes, row: Effect, y: int) -> None:

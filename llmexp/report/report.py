@@ -46,7 +46,7 @@ def write_report(study: Study, folder: str | Path, factor: str | None = None) ->
     (folder / FIGURES).mkdir(parents=True, exist_ok=True)
     check_claims(study.record.claims, study.swept)
     comparison = study.compare(factor)
-    answers = answer_claims(comparison, study.record.claims)
+    answers = answer_claims(study.compare(), study.record.claims)
     requests = request_effects(comparison.pairings, confidence=comparison.confidence)
     shown, figures = [], []
     for plot in plots(study, comparison):

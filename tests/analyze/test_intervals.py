@@ -57,7 +57,7 @@ def test_one_sided_tests_share_the_probability(effects: np.ndarray, null: float)
 def test_effects_without_any_variation() -> None:
     none, some = np.zeros(3), np.full(3, 0.8)
     assert intervals.p_different(none) == 1
-    assert intervals.p_within(none, 0.05) == 0
+    assert intervals.p_within(none, 0.05) < 1e-9
     assert intervals.p_different(some) < 1e-9
     assert intervals.p_within(some, 0.05) == 1
     low, high = intervals.t_interval(some, 0.9)
@@ -111,8 +111,7 @@ def test_blocks_grow_with_autocorrelation() -> None:
         np.median([intervals.block_length(series) for series in autocorrelated((40, 400), phi, seed=1)])
         for phi in (0.0, 0.5, 0.9)
     ]
-    assert medians[0] == 1
-    assert 2 < medians[1] < medians[2] <= 100
+    assert medians[0] <= 4 < medians[1] < medians[2] <= 100
 
 
 def test_blocks_of_series_that_say_nothing() -> None:

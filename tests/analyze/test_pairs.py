@@ -30,14 +30,14 @@ def test_arms_by_default() -> None:
 
 
 def test_a_key_that_is_not_swept() -> None:
-    with pytest.raises(ConfigError, match="study.compare=max_num_seq.*did you mean max_num_seqs.*cache"):
+    with pytest.raises(ConfigError, match=r"study.compare=max_num_seq.*did you mean max_num_seqs.*cache"):
         choose_arms("max_num_seq", None, SWEPT)
     with pytest.raises(ConfigError, match="nothing is swept"):
         choose_arms("cache", None, {})
 
 
 def test_a_baseline_that_is_no_arm() -> None:
-    with pytest.raises(ConfigError, match="study.baseline=of: .*did you mean off.*on, off"):
+    with pytest.raises(ConfigError, match=r"study.baseline=of: .*did you mean off.*on, off"):
         choose_arms("cache", "of", SWEPT)
     with pytest.raises(ConfigError, match="no arms"):
         choose_arms(None, "off", {"cache": ("off",)})

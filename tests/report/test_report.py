@@ -1,0 +1,192 @@
+"""Reports on disk: what they say, and that their figures show something."""
+
+import csv
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.image import imread
+
+from llmexp.analyze.study import load_study
+from llmexp.errors import ConfigError
+from llmexp.report.plots import plots
+from llmexp.report.report import ReportFiles, write_report
+from llmexp.results import load_study_record, save_study
+from llmexp.schema.study import Claim
+from tests.analyze.synthetic import make_study
+from tests.analyze.test_pairs import change
+
+CLAIMS = (
+    Claim(measure="throughput_req_per_s", direction="higher", threshold=1.5),
+    Claim(measure="ttft_ms_p50", direction="higher", cell={"max_num_seqs": "8"}),
+)
+FIGURES = {"effect_by_cell", "latency_distributions", "throughput_curve", "hit_rates", "timeline"}
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> ReportFiles:
+    """The report of two cells and five trials of doubled speed, one run of which is invalid."""
+    folder = tmp_path_factory.mktemp("report") / "demo"
+    cells = [{"max_num_seqs": "8"}, {"max_num_seqs": "32"}]
+    record = make_study(folder, cells=cells, trials=5, requests=40, claims=CLAIMS)
+    broken = next(plan.name for plan in record.runs if plan.arm == "on" and plan.cell == cells[1])
+    change(folder / broken, valid=False, invalid_reasons=("contract_broken: 3 hit tokens | not 4",))
+    return write_report(load_study(folder), folder)
+
+
+def test_the_sentence_that_a_user_wants_to_write(written: ReportFiles) -> None:
+    text = written.markdown.read_text()
+    row = load_study(written.folder).compare().row("throughput_req_per_s", {"max_num_seqs": "8"}, "on")
+    assert row is not None
+    assert (
+        f"- max_num_seqs=8: cache=on raised throughput {row.estimate:.2f} times (90% interval {row.low:.2f} to "
+        f"{row.high:.2f}, 5 trials, contract held in all).\n"
+    ) in text
+    assert re.search(r"max_num_seqs=32: .*4 trials, 1 of 5 left out, contract held in all", text)
+
+
+def test_claims_stand_beside_their_evidence(written: ReportFiles) -> None:
+    text = written.markdown.read_text()
+    assert re.search(
+        r"\| throughput_req_per_s higher than 1.5 \| \*\*supported\*\* .*max_num_seqs=8: .*max_num_seqs=32: ", text
+    )
+    assert re.search(r"\| ttft_ms_p50 higher than the baseline, where max_num_seqs=8 \| \*\*refuted\*\* ", text)
+
+
+def test_what_was_left_out_and_what_was_tested(written: ReportFiles) -> None:
+    text = written.markdown.read_text()
+    assert "20 planned, 19 used, 1 left out" in text
+    assert r"contract_broken: 3 hit tokens \| not 4" in text
+    tested = load_study(written.folder).compare().tested
+    assert f"{tested} comparisons were tested together" in text
+    assert "Benjamini-Hochberg" in text
+    assert "python -m llmexp -m cache=off,on study.trials=5" in text
+    assert load_study(written.folder).runs[0].workload_sha256 in text
+    assert "| vllm | 0.32.0 |" in text
+
+
+def test_tables_are_whole(written: ReportFiles) -> None:
+    for block in re.findall(r"(?:^\|.*\n?)+", written.markdown.read_text(), re.MULTILINE):
+        columns = {len(re.findall(r"(?<!\\)\|", line)) for line in block.strip().splitlines()}
+        assert len(columns) == 1
+
+
+def test_every_figure_is_embedded_and_shows_something(written: ReportFiles) -> None:
+    text = written.markdown.read_text()
+    embedded = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", text)
+    assert {Path(path).stem for path in embedded} == FIGURES
+    for path in embedded:
+        image = imread(written.folder / path)[..., :3]
+        assert (image.min(axis=-1) < 0.5).mean() > 0.004
+        assert (written.folder / path).with_suffix(".svg").stat().st_size > 1000
+    assert {path.name for path in written.figures} == {f"{name}.{kind}" for name in FIGURES for kind in ("png", "svg")}
+
+
+def test_the_same_in_csv_and_json(written: ReportFiles) -> None:
+    comparison = load_study(written.folder).compare()
+    with written.effects.open() as file:
+        lines = list(csv.DictReader(file))
+    assert [line["measure"] for line in lines] == [row.measure for row in comparison.rows]
+    assert float(lines[0]["estimate"]) == pytest.approx(comparison.rows[0].estimate)
+    content = json.loads(written.json.read_text())
+    assert content["comparison"]["rows"][0]["low"] == pytest.approx(comparison.rows[0].low)
+    assert [claim["outcome"] for claim in content["claims"]] == ["supported", "refuted"]
+    assert content["requests"][0]["requests"] == 200
+    assert len(written.runs.read_text().splitlines()) == 21
+
+
+def test_the_same_study_gives_the_same_report(written: ReportFiles, tmp_path: Path) -> None:
+    again = write_report(load_study(written.folder), tmp_path)
+    for first, second in zip(
+        (written.markdown, written.json, written.effects, *written.figures),
+        (again.markdown, again.json, again.effects, *again.figures),
+        strict=True,
+    ):
+        assert first.read_bytes() == second.read_bytes()
+
+
+def test_simulated_data_is_labelled_in_every_title(tmp_path: Path) -> None:
+    cells = [{"max_num_seqs": "8"}, {"max_num_seqs": "32"}]
+    make_study(tmp_path / "s", cells=cells, trials=3, requests=20, simulated=True)
+    study = load_study(tmp_path / "s")
+    drawn = list(plots(study, study.compare()))
+    assert {plot.name for plot in drawn} == FIGURES
+    for plot in drawn:
+        assert plot.title.startswith("SIMULATED")
+        assert plot.figure.get_suptitle().startswith("SIMULATED")
+        assert plot.caption.split()[0] in plot.figure.get_supxlabel()
+    text = write_report(study, tmp_path / "s").markdown.read_text()
+    assert text.startswith("# SIMULATED")
+    assert "not from a measurement" in text
+
+
+def test_arms_differ_without_colour(tmp_path: Path) -> None:
+    make_study(tmp_path / "s", speedups={"off": 1.0, "on": 2.0, "salted": 1.0}, trials=3, requests=20)
+    study = load_study(tmp_path / "s")
+    drawn = {plot.name: plot.figure for plot in plots(study, study.compare())}
+    lines = [line for line in drawn["latency_distributions"].axes[0].lines if line.get_linewidth() > 1]
+    assert len({line.get_linestyle() for line in lines}) == 3
+    markers = {tuple(map(tuple, c.get_paths()[0].vertices)) for c in drawn["hit_rates"].axes[0].collections}
+    assert len(markers) == 3
+
+
+def test_distributions_end_at_every_request(tmp_path: Path) -> None:
+    make_study(tmp_path / "s", trials=1, rounds=1, requests=30)
+    study = load_study(tmp_path / "s")
+    drawn = {plot.name: plot.figure for plot in plots(study, study.compare())}
+    for line in drawn["latency_distributions"].axes[0].lines:
+        x, y = np.asarray(line.get_xdata()), np.asarray(line.get_ydata())
+        assert (len(x), y[0], y[-1]) == (31, 0, 1)
+        assert (np.diff(x) >= 0).all()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"trials": 1}, "not replicated"),
+        ({"trials": 2}, "no interval below 3 trials"),
+        ({"trials": 2, "compare": None, "speedups": {"": 1.0}}, "Nothing is compared"),
+        ({"trials": 3, "speedups": {"off": 1.0, "on": 1.0}, "trial_noise": 0.2}, "we cannot tell"),
+        ({"trials": 3, "speedups": {"off": 1.0, "on": 2.0, "salted": 1.0}}, "cache=salted"),
+        ({"trials": 3, "requests": 4}, "TTFT p50"),
+    ],
+)
+def test_every_kind_of_study_gets_a_report(tmp_path: Path, arguments: dict[str, object], words: str) -> None:
+    make_study(tmp_path / "s", **{"requests": 20, **arguments})  # type: ignore[arg-type]
+    written = write_report(load_study(tmp_path / "s"), tmp_path / "s")
+    assert words in written.markdown.read_text()
+
+
+def test_a_study_without_a_valid_run_still_says_why(tmp_path: Path) -> None:
+    record = make_study(tmp_path / "s", trials=1, requests=20)
+    for plan in record.runs:
+        change(tmp_path / "s" / plan.name, status="failed", valid=False, rounds=(), measures={}, error="out of memory")
+    text = write_report(load_study(tmp_path / "s"), tmp_path / "s").markdown.read_text()
+    assert text.count("| failed | out of memory |") == 2
+    assert "nothing can be said of throughput" in text
+
+
+def test_a_claim_on_an_unknown_measure(tmp_path: Path) -> None:
+    make_study(tmp_path / "s", trials=1, requests=20)
+    record = load_study_record(tmp_path / "s")
+    claim = Claim(measure="throughput", direction="higher")
+    save_study(record.model_copy(update={"claims": (claim,)}), tmp_path / "s")
+    with pytest.raises(ConfigError, match="did you mean throughput"):
+        write_report(load_study(tmp_path / "s"), tmp_path / "s")
+
+
+def test_a_report_on_another_key_answers_the_claims_of_the_study(tmp_path: Path) -> None:
+    cells = [{"max_num_seqs": "8"}, {"max_num_seqs": "32"}]
+    record = make_study(tmp_path / "s", cells=cells, trials=3, requests=20, claims=CLAIMS[:1])
+    for plan in record.runs:  # the same requests in both, so that they may be paired
+        change(tmp_path / "s" / plan.name, workload_sha256=f"{plan.trial}" * 64)
+    study = load_study(tmp_path / "s")
+    text = write_report(study, tmp_path / "s", "max_num_seqs").markdown.read_text()
+    assert text.startswith("# s: max_num_seqs, against 8")
+    assert "- cache=on: max_num_seqs=32 raised throughput" in text
+    assert "**supported** | in every cell that it covers | on, max_num_seqs=8" in text
+    drawn = {plot.name: plot.figure for plot in plots(study, study.compare("max_num_seqs"))}
+    labels = [text.get_text() for text in drawn["hit_rates"].axes[0].get_legend().get_texts()]
+    assert labels == ["max_num_seqs=32: 12 rounds", "max_num_seqs=8: 12 rounds"]

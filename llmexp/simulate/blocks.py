@@ -82,7 +82,7 @@ class BlockPool:
 
 
 class BlockCache:
-    """Blocks of running sequences, shared by prefix."""
+    """A ``Cache`` of hashed blocks, as vLLM's ``KVCacheManager``."""
 
     def __init__(self, num_gpu_blocks: int, block_size: int, enable_prefix_caching: bool) -> None:
         self.pool = BlockPool(num_gpu_blocks)
@@ -94,8 +94,7 @@ class BlockCache:
         return len(self.pool.free)
 
     def match(self, seq: Sequence) -> list[int]:
-        """The cached blocks of the longest prefix, at most ``num_tokens - 1`` tokens: the last token must be
-        computed, for its logits. Changes nothing."""
+        """As ``Cache.match``; the entries are block numbers. Changes nothing."""
         hits: list[int] = []
         if self.enable_prefix_caching:
             for chain_id in seq.chain[: (seq.num_tokens - 1) // self.block_size]:
@@ -106,12 +105,7 @@ class BlockCache:
         return hits
 
     def admit(self, seq: Sequence, hits: list[int], num_new: int, *, whole: bool, headroom: int) -> bool:
-        """Blocks for a sequence that enters the batch: its ``hits``, and new ones for ``num_new`` tokens.
-
-        Refused (False, and nothing changed) unless ``headroom`` blocks stay free. Idle hits count as taken,
-        since they leave the queue. With ``whole``, all tokens of the sequence must have room, though only
-        those of this step get it.
-        """
+        """As ``Cache.admit``. Idle hits count as taken, since they leave the free queue."""
         num_tokens = len(hits) * self.block_size + num_new
         idle = sum(self.pool.ref_count[block] == 0 for block in hits)
         room = self.num_free_blocks - idle - headroom + len(hits)
@@ -124,12 +118,14 @@ class BlockCache:
         return True
 
     def extend(self, seq: Sequence, num_new: int) -> bool:
-        """Blocks for ``num_new`` tokens more of a running sequence, or False."""
         num_tokens = seq.num_computed + num_new
         if self._blocks_for(num_tokens) - len(seq.blocks) > self.num_free_blocks:
             return False
         self._fill(seq, num_tokens)
         return True
+
+    def computed(self, seq: Sequence) -> None:
+        """Nothing to do: blocks are hittable from the step that schedules them."""
 
     def release(self, seq: Sequence) -> None:
         self.pool.release(seq.blocks)

@@ -105,7 +105,7 @@ class State(NamedTuple):
     oldest: npt.NDArray[np.int32]  # cached block by chain id; -1: none
     num_free: Ints  # one entry
     seqs: Records  # SEQUENCE
-    chain_ids: npt.NDArray[np.int64] | npt.NDArray[np.int32]
+    chain_ids: npt.NDArray[np.int32]
     running: Ints
     size: Ints  # one entry
     tables: npt.NDArray[np.int32]  # (max_num_seqs, blocks)

@@ -52,6 +52,7 @@ def sequence(requests: Requests, index: int, sent_s: float, order: int) -> Seque
         output_tokens=int(requests.output_tokens[index]),
         priority=int(requests.priority[index]),
         arrival_s=sent_s,
+        deadline_s=sent_s + float(requests.deadline_s[index]),
         order=order,
         chain=requests.chain(index),
     )

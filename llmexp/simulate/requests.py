@@ -5,6 +5,7 @@ tokens and all tokens before it are equal (and salt and LoRA adapter, if any). v
 instead (``vllm.v1.core.kv_cache_utils.hash_block_tokens``).
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,6 +24,8 @@ class Request:
     """One request. ``arrival_s`` counts from the simulation's start, or, if ``after`` is the index of another
     request (the turn before), from that request's end.
 
+    ``deadline_s`` counts from when the request is sent; only the deadline policies heed it.
+
     The answer's ``output_tokens`` tokens are generated without an early stop. Give their ids as
     ``output_token_ids`` if later prompts repeat them: blocks filled by decoding are hittable too.
     """
@@ -31,6 +34,7 @@ class Request:
     output_tokens: int
     arrival_s: float = 0.0
     priority: int = 0
+    deadline_s: float = math.inf
     after: int | None = None
     output_token_ids: Sequence[int] | None = None
     cache_salt: str | None = None
@@ -52,13 +56,14 @@ class Requests:
     prompt_tokens: Ints
     output_tokens: Ints
     priority: Ints
+    deadline_s: Floats
     after: Ints
     chain_offsets: Ints
-    chain_ids: npt.NDArray[np.int64] | npt.NDArray[np.int32]
+    chain_ids: npt.NDArray[np.int32]
 
     def __post_init__(self) -> None:
         n = len(self)
-        for name in ("arrival_s", "output_tokens", "priority", "after"):
+        for name in ("arrival_s", "output_tokens", "priority", "deadline_s", "after"):
             if len(getattr(self, name)) != n:
                 raise WorkloadError(f"{name} has {len(getattr(self, name))} entries for {n} requests")
         if len(self.chain_offsets) != n + 1:
@@ -77,7 +82,7 @@ class Requests:
             i = int(order[0])
             raise WorkloadError(f"request {i}: after={self.after[i]}, must be -1 or an earlier request")
         if self.chain_ids.size and self.chain_ids.min() < 0:
-            raise WorkloadError("chain_ids must not be negative")
+            raise WorkloadError("chain_ids must be at least 0 and below 2**31, counting up from 0")
 
     def __len__(self) -> int:
         return len(self.prompt_tokens)
@@ -129,9 +134,10 @@ class Requests:
             prompt_tokens=np.array([len(r.prompt_token_ids) for r in requests], np.int64),
             output_tokens=np.array([r.output_tokens for r in requests], np.int64),
             priority=np.array([r.priority for r in requests], np.int64),
+            deadline_s=np.array([r.deadline_s for r in requests], np.float64),
             after=np.array([-1 if r.after is None else r.after for r in requests], np.int64),
             chain_offsets=_offsets([len(chain) for chain in ids]),
-            chain_ids=np.array([chain_id for chain in ids for chain_id in chain], np.int64),
+            chain_ids=np.array([chain_id for chain in ids for chain_id in chain]),
         )
 
     @classmethod
@@ -182,11 +188,12 @@ class Requests:
         output_tokens: npt.ArrayLike,
         arrival_s: npt.ArrayLike | None = None,
         priority: npt.ArrayLike | None = None,
+        deadline_s: npt.ArrayLike | None = None,
         after: npt.ArrayLike | None = None,
         chain_offsets: npt.ArrayLike | None = None,
         chain_ids: npt.ArrayLike | None = None,
     ) -> "Requests":
-        """Columns, where what is left out means: all at once, equal priority, independent, nothing shared."""
+        """Columns, where what is left out means: all at once, equal priority, independent, unshared."""
         prompts = np.asarray(prompt_tokens, np.int64)
         n = len(prompts)
         no_chains = np.zeros(n + 1, np.int64)
@@ -196,9 +203,10 @@ class Requests:
             output_tokens=np.asarray(output_tokens, np.int64),
             arrival_s=np.zeros(n) if arrival_s is None else np.asarray(arrival_s, np.float64),
             priority=np.zeros(n, np.int64) if priority is None else np.asarray(priority, np.int64),
+            deadline_s=np.full(n, np.inf) if deadline_s is None else np.asarray(deadline_s, np.float64),
             after=np.full(n, -1, np.int64) if after is None else np.asarray(after, np.int64),
             chain_offsets=no_chains if chain_offsets is None else np.asarray(chain_offsets, np.int64),
-            chain_ids=np.zeros(0, np.int64) if chain_ids is None else np.asarray(chain_ids),
+            chain_ids=np.asarray([] if chain_ids is None else chain_ids).astype(np.int32),
         )
 
 

@@ -1,9 +1,11 @@
 """vLLM V1's scheduler (``vllm.v1.core.sched.scheduler``): one token budget for prefill and decode."""
 
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
 
 from llmexp.simulate.blocks import BlockCache
+from llmexp.simulate.cache import Cache
+from llmexp.simulate.policies import POLICIES, WaitingQueue
+from llmexp.simulate.radix import RadixCache
 from llmexp.simulate.sequence import Sequence
 from llmexp.simulate.settings import Settings
 
@@ -27,37 +29,14 @@ class Step:
     preempted_hits: int = 0
 
 
-class WaitingQueue:
-    """Sequences in order of the policy. A preempted one goes back to its place: under fcfs that is the front,
-    since the batch and the queue stay in order of arrival."""
-
-    def __init__(self, policy: str) -> None:
-        self.policy = policy
-        self._heap: list[tuple[int, float, int, Sequence]] = []
-
-    def push(self, seq: Sequence) -> None:
-        if self.policy == "priority":
-            heappush(self._heap, (seq.priority, seq.arrival_s, seq.index, seq))
-        else:
-            heappush(self._heap, (0, 0.0, seq.order, seq))
-
-    def peek(self) -> Sequence:
-        return self._heap[0][-1]
-
-    def pop(self) -> Sequence:
-        return heappop(self._heap)[-1]
-
-    def __len__(self) -> int:
-        return len(self._heap)
-
-
 class Scheduler:
     """Decides, step by step, which sequences compute how many tokens."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.cache = BlockCache(settings.num_gpu_blocks, settings.block_size, settings.enable_prefix_caching)
-        self.waiting = WaitingQueue(settings.policy)
+        self.cache = make_cache(settings)
+        self.policy = POLICIES[settings.policy]
+        self.waiting = WaitingQueue(self.policy, self.cache)
         self.running: list[Sequence] = []
 
     def add(self, seq: Sequence) -> None:
@@ -68,7 +47,7 @@ class Scheduler:
         step = Step()
         cap = self._long_prefill_cap()
         budget = self._continue_running(step, self.settings.max_num_batched_tokens, cap)
-        if not step.preempted:
+        if not step.preempted and (self.settings.batching == "continuous" or not self.running):
             self._admit_waiting(step, budget, cap)
         for seq, num_new in step.scheduled.items():
             seq.num_computed += num_new
@@ -77,6 +56,8 @@ class Scheduler:
     def update(self, step: Step) -> tuple[list[Sequence], list[Sequence]]:
         """The step is computed: sequences without tokens left to compute get a new one. Returns the sequences
         that got one, and those of them that are finished."""
+        for seq in step.scheduled:
+            self.cache.computed(seq)
         emitted = [seq for seq in step.scheduled if seq.num_computed == seq.num_tokens]
         for seq in emitted:
             seq.num_tokens += 1
@@ -108,24 +89,31 @@ class Scheduler:
     def _admit_waiting(self, step: Step, budget: int, cap: int) -> None:
         """Admit from the queue until the first that does not fit: it blocks those behind it."""
         settings, block_size = self.settings, self.settings.block_size
+        self.waiting.reorder()
+        passed = []
         while budget > 0 and self.waiting and len(self.running) < settings.max_num_seqs:
             seq = self.waiting.peek()
             hits = self.cache.match(seq)
             num_new = min(seq.num_tokens - len(hits) * block_size, cap)
             if num_new > budget and not settings.enable_chunked_prefill:
-                return
+                break
             num_new = min(num_new, budget)
             headroom = settings.watermark_blocks if self.running else 0
             num_hit_tokens = len(hits) * block_size
             whole = settings.scheduler_reserve_full_isl
             if not self.cache.admit(seq, hits, num_new, whole=whole, headroom=headroom):
-                return
+                if not self.policy.skips:
+                    break
+                passed.append(self.waiting.pop())
+                continue
             self.running.append(self.waiting.pop())
             seq.num_computed = num_hit_tokens
             step.admitted.append(seq)
             step.scheduled[seq] = num_new
             budget -= num_new
             self._count(step, seq, num_hit_tokens)
+        for seq in passed:
+            self.waiting.push(seq)
 
     def _long_prefill_cap(self) -> int:
         """Most tokens of one sequence in a step; no cap for the only sequence there is."""
@@ -139,7 +127,7 @@ class Scheduler:
 
     def _victim(self) -> int:
         """Position in the batch of the sequence to preempt: the last, or that of least priority."""
-        if self.settings.policy == "fcfs":
+        if self.settings.policy != "priority":
             return len(self.running) - 1
         return max(range(len(self.running)), key=lambda i: (self.running[i].priority, self.running[i].arrival_s))
 
@@ -160,3 +148,10 @@ class Scheduler:
         else:
             step.queries += seq.num_tokens
             step.hits += num_hit_tokens
+
+
+def make_cache(settings: Settings) -> Cache:
+    if settings.prefix_cache == "blocks":
+        return BlockCache(settings.num_gpu_blocks, settings.block_size, settings.enable_prefix_caching)
+    trims = settings.prefix_cache == "radix_trimmed"
+    return RadixCache(settings.num_gpu_blocks, settings.block_size, trims=trims)

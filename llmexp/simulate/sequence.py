@@ -1,5 +1,6 @@
 """A request while the engine holds it."""
 
+import math
 from dataclasses import dataclass, field
 
 
@@ -17,6 +18,7 @@ class Sequence:
     arrival_s: float
     order: int
     priority: int = 0
+    deadline_s: float = math.inf  # absolute
     chain: list[int] = field(default_factory=list)
     num_tokens: int = field(init=False)
     num_computed: int = 0

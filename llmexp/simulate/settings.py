@@ -5,7 +5,19 @@ from typing import Literal, get_args
 
 from llmexp.errors import ConfigError
 
-Policy = Literal["fcfs", "priority"]
+Policy = Literal[
+    "fcfs",
+    "priority",
+    "shortest_prefill",
+    "shortest_cache",
+    "shortest_service",
+    "deadline",
+    "memory_aware_deadline",
+    "longest_prefix",
+    "depth_first",
+]
+Batching = Literal["continuous", "static"]
+PrefixCache = Literal["blocks", "radix", "radix_trimmed"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +40,8 @@ class Settings:
     long_prefill_token_threshold_adaptive: bool = False
     scheduler_reserve_full_isl: bool = True
     watermark: float = 0.0
+    batching: Batching = "continuous"
+    prefix_cache: PrefixCache = "blocks"
 
     def __post_init__(self) -> None:
         for name, least in (
@@ -41,8 +55,17 @@ class Settings:
                 raise ConfigError(f"{name}={getattr(self, name)}: must be at least {least}")
         if not 0.0 <= self.watermark < 1.0:
             raise ConfigError(f"watermark={self.watermark}: must be in [0, 1)")
-        if self.policy not in get_args(Policy):
-            raise ConfigError(f"policy={self.policy!r}: must be one of {', '.join(get_args(Policy))}")
+        for name, accepted in (("policy", Policy), ("batching", Batching), ("prefix_cache", PrefixCache)):
+            if getattr(self, name) not in get_args(accepted):
+                values = ", ".join(get_args(accepted))
+                raise ConfigError(f"{name}={getattr(self, name)!r}: must be one of {values}")
+        if self.prefix_cache != "blocks" and not self.enable_prefix_caching:
+            raise ConfigError(f"prefix_cache={self.prefix_cache!r} needs enable_prefix_caching=True")
+
+    @property
+    def vllm_can(self) -> bool:
+        """Whether vLLM has an engine with these settings."""
+        return self.policy in ("fcfs", "priority") and self.batching == "continuous" and self.prefix_cache == "blocks"
 
     @property
     def watermark_blocks(self) -> int:

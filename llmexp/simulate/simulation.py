@@ -59,13 +59,13 @@ def simulate(
     cost: StepCost = UNIT_COST,
     *,
     max_concurrency: int | None = None,
-    compiled: bool = kernel is not None,
+    compiled: bool | None = None,
 ) -> Simulation:
     """Serve ``requests`` as vLLM 0.32 with these ``settings`` would, each step taking what ``cost`` says.
 
     Equal input gives equal output. At most ``max_concurrency`` requests are unfinished at once (a closed
-    loop); the client holds the others back. ``compiled`` (with numba, which vLLM brings) changes nothing but
-    the speed.
+    loop); the client holds the others back. ``compiled`` changes nothing but the speed: by default what vLLM
+    can do is compiled if numba is there (vLLM brings it), and the rest runs as plain Python.
 
     Raises ``RequestNeverFitsError`` and ``TokenBudgetTooSmallError`` for requests that could never be served,
     ``TimeStandsStillError`` if a step takes no time or nothing makes progress, ``ConfigError`` if the
@@ -74,6 +74,10 @@ def simulate(
     if not isinstance(requests, Requests):
         requests = Requests.of(requests, settings.block_size)
     _check(requests, settings, max_concurrency)
+    if compiled is None:
+        compiled = kernel is not None and settings.vllm_can
+    elif compiled and not settings.vllm_can:
+        raise ConfigError("compiled=True: only what vLLM can do is compiled")
     if compiled:
         tables = kernel.run(requests, settings, cost, max_concurrency)
     else:

@@ -6,7 +6,7 @@ import numpy as np
 import orjson
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmexp.errors import ConfigError, WorkloadError
@@ -37,6 +37,7 @@ def test_one_request_step_by_step() -> None:
     assert times.tolist() == [25.0, 26.25, 27.5, 28.75]
 
 
+@settings(deadline=None)
 @given(case=cases())
 def test_records_agree_with_each_other(case: Case) -> None:
     result = simulate(case.requests, case.settings, max_concurrency=case.max_concurrency, compiled=False)
@@ -84,6 +85,7 @@ def test_salt_and_lora_keep_prefixes_apart(other: dict[str, str]) -> None:
     assert result.requests["cached_tokens"].to_pylist() == [0, 0, 32]
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.lists(st.integers(0, 1), max_size=12), min_size=1, max_size=6),
     st.integers(1, 4),

@@ -68,9 +68,8 @@ def main(interval_s: float, uuids: list[str]) -> None:
 
 def _sample(nvml: Any, device: Any) -> GpuSample:
     # Names of NVML's API reference (docs.nvidia.com/deploy/nvml-api); mW, mJ and percent become W, J and shares.
-    reasons: Callable[[Any], int] = getattr(
-        nvml, "nvmlDeviceGetCurrentClocksEventReasons", nvml.nvmlDeviceGetCurrentClocksThrottleReasons
-    )
+    reasons = getattr(nvml, "nvmlDeviceGetCurrentClocksEventReasons", None)  # its name since driver 535
+    reasons = reasons or nvml.nvmlDeviceGetCurrentClocksThrottleReasons
     reads: dict[str, Callable[[], float]] = {
         "gpu_power_w": lambda: nvml.nvmlDeviceGetPowerUsage(device) / 1e3,
         "gpu_energy_j": lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(device) / 1e3,

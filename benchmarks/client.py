@@ -289,7 +289,8 @@ def aiperf(argv: list[str], tokenizer: str, url: str, concurrency: int, n: int, 
         "ui": "none",
     }
     flags = [part for key, value in options.items() for part in (f"--{key}", str(value))]
-    run_peer([*argv, "profile", *flags, "--streaming", "--use-legacy-max-tokens"], folder)
+    # Offline it takes no folder for a tokenizer.
+    run_peer([*argv, "profile", *flags, "--streaming", "--use-legacy-max-tokens"], folder, HF_HUB_OFFLINE="0")
     found = json.loads(next(folder.rglob("profile_export_aiperf.json")).read_text())["time_to_first_token"]
     return {"ttft_p50": found["p50"], "ttft_p99": found["p99"]}
 

@@ -45,7 +45,7 @@ class ClosedLoop:
         self._follow = follow
         self._think_s = think_s
         self._turns: list[tuple[float, int]] = []  # next turns of conversations, by when they are due
-        self._claimed: int | None = None
+        self._claimed: deque[int] = deque()
         self._exhausted = False
         self.capped = 0
 
@@ -53,11 +53,10 @@ class ClosedLoop:
         if self._turns and self._turns[0][0] <= now:
             due, index = heapq.heappop(self._turns)
             return index, due, due
-        if not self._free or self._free[0] > now or (claimed := self._claim()) is None:
+        if not self._free or self._free[0] > now or not self._claim(1):
             return None
-        self._claimed = None
         since = self._free.popleft()
-        return claimed, since, since
+        return self._claimed.popleft(), since, since
 
     def ended(self, index: int, now: float) -> None:
         follow = self._follow[index]
@@ -68,22 +67,24 @@ class ClosedLoop:
 
     def wake_at(self) -> float | None:
         turn = self._turns[0][0] if self._turns else None
-        start = self._free[0] if self._free and not self._exhausted else None
+        start = self._free[0] if self._free and self._claim(1) else None
         return min((at for at in (turn, start) if at is not None), default=None)
 
     def coming(self) -> Sequence[int]:
-        index = self._claim()
-        return () if index is None else (index,)
+        return self._claim(len(self._free) + 1)
 
     @property
     def done(self) -> bool:
-        return not self._turns and self._claim() is None
+        return not self._turns and not self._claim(1)
 
-    def _claim(self) -> int | None:
-        if self._claimed is None and not self._exhausted:
+    def _claim(self, wanted: int) -> Sequence[int]:
+        """The requests that this worker has claimed, `wanted` of them if so many are left."""
+        while len(self._claimed) < wanted and not self._exhausted:
             entry = os.read(self._claims, 8)
-            self._exhausted = not entry
-            self._claimed = int.from_bytes(entry, "little") if entry else None
+            if entry:
+                self._claimed.append(int.from_bytes(entry, "little"))
+            else:
+                self._exhausted = True
         return self._claimed
 
 

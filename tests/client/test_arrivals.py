@@ -65,9 +65,7 @@ def test_a_ramp_serves_the_integral_of_its_rate(start: float, end: float, n: int
 
 
 def test_a_trace_is_replayed_at_its_speed() -> None:
-    assert arrivals(Trace(speed=2.0), 3, offsets_s=np.array([0.0, 1.0, 5.0])) == pytest.approx(
-        [0.0, 0.5, 2.5]
-    )
+    assert arrivals(Trace(speed=2.0), 3, offsets_s=np.array([0.0, 1.0, 5.0])) == pytest.approx([0.0, 0.5, 2.5])
 
 
 def test_a_trace_that_goes_back_in_time_is_refused_by_its_request() -> None:

@@ -17,9 +17,7 @@ def read(api: Api, *payloads: Any, keep_text: bool = False) -> Call:
     call = Call(0, 0.0, 0.0)
     reading = Reading(call, api, keep_text)
     for now, payload in enumerate(payloads, start=1):
-        content = (
-            payload if isinstance(payload, bytes) else json.dumps(payload, separators=(",", ":")).encode()
-        )
+        content = payload if isinstance(payload, bytes) else json.dumps(payload, separators=(",", ":")).encode()
         reading.event(content, float(now))
     reading.end()
     return call
@@ -108,8 +106,7 @@ def test_usage_tells_that_the_last_chunk_carried_a_token_without_text() -> None:
 
 def test_usage_may_come_with_every_chunk() -> None:
     chunks = [
-        completion(text) | {"usage": {"prompt_tokens": 3, "completion_tokens": n}}
-        for n, text in ((1, "a"), (2, "b"))
+        completion(text) | {"usage": {"prompt_tokens": 3, "completion_tokens": n}} for n, text in ((1, "a"), (2, "b"))
     ]
     call = read("completions", *chunks, DONE)
     assert (call.chunks, call.output_tokens, call.prompt_tokens) == ([1.0, 2.0], 2, 3)

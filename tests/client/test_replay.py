@@ -50,9 +50,7 @@ def test_the_trace_tells_what_the_server_did(transport: str, api: str) -> None:
         assert (late > -0.005).all() and (late < CLOSE_S).all()
         assert row["first_token_s"] == row["chunk_s"][0]
         assert row["last_token_s"] == row["chunk_s"][-1]
-        assert (
-            row["intended_s"] <= row["sent_s"] <= row["first_token_s"] <= row["last_token_s"] <= row["end_s"]
-        )
+        assert row["intended_s"] <= row["sent_s"] <= row["first_token_s"] <= row["last_token_s"] <= row["end_s"]
     assert server.max_in_flight == 2
     assert found.check.max_in_flight == 2
 

@@ -32,9 +32,7 @@ blocks = st.one_of(
 )
 
 
-@given(
-    st.lists(blocks, max_size=8), st.sampled_from(["\n", "\r\n", "\r"]), st.lists(st.integers(0), max_size=12)
-)
+@given(st.lists(blocks, max_size=8), st.sampled_from(["\n", "\r\n", "\r"]), st.lists(st.integers(0), max_size=12))
 def test_events_are_the_same_however_the_bytes_are_cut(
     given_blocks: list[tuple[list[str], list[str]]], end: str, places: list[int]
 ) -> None:

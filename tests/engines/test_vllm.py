@@ -1,0 +1,144 @@
+"""What vLLM's log and nvidia-smi tell of memory and links, in the words of vLLM 0.24 and 0.32."""
+
+from pathlib import Path
+
+import pytest
+
+from llmexp.compose import compose
+from llmexp.engines import kinds, log, vllm
+from llmexp.engines.lease import launch_key
+from llmexp.errors import ConfigError
+from llmexp.models import locate
+
+GIB = 2**30
+TOO_SMALL = (
+    "ValueError: To serve at least one request with the model's max seq len (8192), (0.44 GiB KV cache is needed, "
+    "which is larger than the available KV cache memory (0.25 GiB). Based on the available memory, the estimated "
+    "maximum model length is 4608. Try increasing `gpu_memory_utilization` or decreasing `max_model_len`. "
+    "See https://docs.vllm.ai/ for more details."
+)
+NOTHING_LEFT = "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization`."
+IN_USE = (
+    "ValueError: Free memory on device cuda:0 (10.5/139.8 GiB) on startup is less than desired GPU memory utilization "
+    "(0.9, 125.8 GiB). Decrease GPU memory utilization or reduce GPU memory used by other processes."
+)
+CUDA = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.02 GiB. GPU 0 has 139.80 GiB in total."
+
+
+def written(folder: Path, *lines: str) -> Path:
+    path = folder / "engine.log"
+    path.write_text("\n".join(f"(EngineCore pid=7) ERROR 11-29 17:03:40 [core.py:1200] {line}" for line in lines))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("lines", "needed", "available"),
+    [
+        ([TOO_SMALL], 0.445, 0.25),  # the engine gives two decimals, so what is needed may be half a hundredth more
+        (["Available KV cache memory: -2.5 GiB", NOTHING_LEFT], None, -2.5),
+        ([NOTHING_LEFT], None, None),
+        ([IN_USE], None, 10.5),
+        ([CUDA], None, None),
+    ],
+)
+def test_too_little_memory_is_told_with_the_engines_figures(
+    lines: list[str], needed: float | None, available: float | None, tmp_path: Path
+) -> None:
+    found = log.memory_shortage(written(tmp_path, *lines))
+    assert found is not None
+    assert found.needed_bytes == (None if needed is None else pytest.approx(needed * GIB))
+    assert found.available_bytes == (None if available is None else pytest.approx(available * GIB))
+    assert "https://" not in found.line and found.line in lines[-1]
+
+
+@pytest.mark.parametrize("line", ["ValueError: No common block size for 16.", "INFO all is well", ""])
+def test_other_failures_are_no_lack_of_memory(line: str, tmp_path: Path) -> None:
+    assert log.memory_shortage(written(tmp_path, line)) is None
+
+
+def test_facts_from_the_log(tmp_path: Path) -> None:
+    path = written(
+        tmp_path,
+        "Chunked prefill is enabled with max_num_batched_tokens=8192.",
+        "Model loading took 14.25 GiB memory and 3.21 seconds",
+        "vLLM is using nccl==2.27.5",
+    )
+    assert log.max_num_batched_tokens(path) == 8192
+    assert log.model_memory_bytes(path) == round(14.25 * GIB)
+    assert log.nccl_version(path) == "2.27.5"
+    assert log.nccl_version(written(tmp_path, "nothing")) is None
+
+
+@pytest.mark.parametrize(
+    ("lines", "found"),
+    [
+        (["config: tensor_parallel_size=2, disable_custom_all_reduce=False, quantization=None"], "custom"),
+        (["config: disable_custom_all_reduce=True"], "nccl (vLLM's kernel is switched off)"),
+        (
+            ["config: disable_custom_all_reduce=False",
+             "Custom allreduce is disabled because your platform lacks GPU P2P capability or P2P test failed. To"],
+            "nccl (your platform lacks GPU P2P capability or P2P test failed)",
+        ),
+        (
+            ["Custom allreduce is disabled because it's not supported on more than two PCIe-only GPUs. To silence"],
+            "nccl (it's not supported on more than two PCIe-only GPUs)",
+        ),
+        ([""], None),
+    ],
+)  # fmt: skip
+def test_what_adds_up_the_partial_sums(lines: list[str], found: str | None, tmp_path: Path) -> None:
+    assert log.all_reduce(written(tmp_path, *lines)) == found
+
+
+TOPOLOGY = """\
+\t\x1b[4mGPU0\tGPU1\tGPU2\tNIC0\tCPU Affinity\tNUMA Affinity\x1b[0m
+GPU0\t X \tNV18\tSYS\tPIX\t0-47\t0
+GPU1\tNV18\t X \tSYS\tNODE\t0-47\t0
+GPU2\tSYS\tSYS\t X \tNODE\t48-95\t1
+NIC0\tPIX\tNODE\tNODE\t X
+
+Legend:
+
+  X    = Self
+  NV#  = Connection traversing a bonded set of # NVLinks
+"""
+
+
+@pytest.mark.parametrize(("gpus", "links"), [([0, 1], "NV18"), ([1, 2], "SYS"), ([0, 1, 2], "NV18,SYS"), ([0], None)])
+def test_links_between_gpus(gpus: list[int], links: str | None) -> None:
+    assert vllm.links_in(TOPOLOGY, gpus) == links
+
+
+def test_more_gpus_than_there_are_is_refused() -> None:
+    config = compose(["gpu=h200", "gpu.tensor_parallel_size=64"])
+    with pytest.raises(ConfigError, match=r"gpu\.tensor_parallel_size: got 64; \d+ GPUs are visible"):
+        kinds.kind_of(config).check(config)
+
+
+@pytest.mark.parametrize("share", ["0", "1.5", "-0.1"])
+def test_a_budget_outside_its_range_is_refused(share: str) -> None:
+    with pytest.raises(ConfigError, match=r"kv\.gpu_memory_utilization"):
+        compose([f"kv.gpu_memory_utilization={share}"])
+
+
+@pytest.mark.parametrize("override", ["client.api=chat", "client.transport=openai", "client.workers=2"])
+def test_without_http_there_is_nothing_to_speak_it(override: str) -> None:
+    config = compose(["engine=vllm_async", "gpu=cpu", override])
+    with pytest.raises(ConfigError, match=r"client\."):
+        kinds.kind_of(config).check(config)
+
+
+def test_both_paths_ask_for_the_same_engine_but_share_no_launch() -> None:
+    server, inside = (compose([f"engine={kind}", "gpu=cpu", "model=tiny_random"]) for kind in ("vllm_server", "vllm_async"))
+    model = locate(server.model)
+    assert set(kinds.kind_of(inside).arguments(inside, model)) < set(kinds.kind_of(server).arguments(server, model))
+    assert launch_key(server, model) != launch_key(inside, model)
+
+
+def test_how_often_one_looks_does_not_need_another_launch() -> None:
+    model = locate(compose(["model=tiny_random"]).model)
+    keys = [
+        launch_key(compose(["gpu=cpu", "model=tiny_random", f"engine.gpu_sample_interval_s={interval}"]), model)
+        for interval in ("null", "0.1")
+    ]
+    assert keys[0] == keys[1]

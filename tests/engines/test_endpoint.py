@@ -17,7 +17,12 @@ from llmexp.schema.config import Config
 from tests.golden.server import golden_server
 
 KEY = "sk-not-to-be-seen-anywhere"
-SMALL = ["workload.num_requests=4", "workload.prefix_tokens=64", "workload.suffix_tokens=16", "workload.output_tokens=3"]
+SMALL = [
+    "workload.num_requests=4",
+    "workload.prefix_tokens=64",
+    "workload.suffix_tokens=16",
+    "workload.output_tokens=3",
+]
 
 
 def config(folder: Path, *overrides: str) -> Config:
@@ -45,7 +50,7 @@ def test_a_key_that_is_not_there_is_refused(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_where_nothing_answers_the_message_says_so(tmp_path: Path) -> None:
-    with pytest.raises(EngineError, match="nothing answers at http://127.0.0.1:1"):
+    with pytest.raises(EngineError, match=r"nothing answers at http://127\.0\.0\.1:1"):
         start(tmp_path, "engine.url=http://127.0.0.1:1")
 
 
@@ -85,9 +90,7 @@ def test_hits_that_the_workload_cannot_have_break_the_contract_there_too(tmp_pat
     assert "contract_broken" in result.invalid_reasons[0]
 
 
-def test_what_a_foreign_server_does_not_tell_is_marked_unknown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_foreign_server_does_not_tell_is_marked_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with golden_server(ttft_s=0.05, itl_s=0.01) as server:
         monkeypatch.setattr(type(server), "_plain", _only_models)
         result = made(tmp_path, f"engine.url={server.url}", "workload=unique_prefix")

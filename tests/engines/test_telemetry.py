@@ -6,7 +6,7 @@ import pytest
 
 from llmexp.engines.telemetry import gpu_sampled
 
-NVML = '''
+NVML = """
 import time
 class NVMLError(Exception): pass
 NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 1, 2, 0
@@ -23,7 +23,7 @@ def nvmlDeviceGetMemoryInfo(device): return Used
 def nvmlDeviceGetClockInfo(device, kind): return 1000 * kind
 def nvmlDeviceGetTemperature(device, kind): return 50
 def nvmlDeviceGetCurrentClocksThrottleReasons(device): return 4
-'''
+"""
 
 
 @pytest.fixture

@@ -129,7 +129,9 @@ def test_without_http_there_is_nothing_to_speak_it(override: str) -> None:
 
 
 def test_both_paths_ask_for_the_same_engine_but_share_no_launch() -> None:
-    server, inside = (compose([f"engine={kind}", "gpu=cpu", "model=tiny_random"]) for kind in ("vllm_server", "vllm_async"))
+    server, inside = (
+        compose([f"engine={kind}", "gpu=cpu", "model=tiny_random"]) for kind in ("vllm_server", "vllm_async")
+    )
     model = locate(server.model)
     assert set(kinds.kind_of(inside).arguments(inside, model)) < set(kinds.kind_of(server).arguments(server, model))
     assert launch_key(server, model) != launch_key(inside, model)

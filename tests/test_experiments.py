@@ -1,0 +1,100 @@
+"""Every experiment file makes a plan, and every run of it is sound: as written on its GPU, and reduced on a CPU."""
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from llmexp import plan
+from llmexp.analyze.claims import check_claims
+from llmexp.compose import compose, conf_dir, open_keys
+from llmexp.measure.catalog import MEASURES
+from llmexp.prepare import prepare
+from llmexp.schema.config import Config, register_defaults
+
+SMALL = [
+    "model=tiny_random",
+    "gpu=cpu",
+    "max_num_seqs=4",
+    "workload.num_requests=4",
+    "workload.prefix_tokens=96",
+    "workload.suffix_tokens=32",
+    "workload.output_tokens=4",
+    "study.cells=[]",
+]
+# What makes each experiment small enough for a CPU. A key given twice keeps its last value, as on the command line.
+REDUCED = {
+    "prefix_cache": SMALL,
+    "server_vs_async": [*SMALL, "workload.output_tokens=4,8"],
+    "kv_budget": [*SMALL, "kv.gpu_memory_utilization=null", "kv.num_blocks=40,65,200"],
+    "tensor_parallel": [*SMALL, "workload.num_requests=2,4"],
+    "saturation": [*SMALL, "max_num_seqs=16", "study.search_low=2", "study.search_high=16"],
+    "context_length": [*SMALL, "workload.prefix_tokens=64,256"],
+    "model_size": [*SMALL, "model=tiny_random,smollm2_135m"],
+    "request_pressure": [*SMALL, "load.concurrency=2,4,8"],
+    "scheduler_budget": [*SMALL, "scheduler.max_num_batched_tokens=2048,4096", "study.baseline='2048'"],
+    "chunked_prefill": [*SMALL, "scheduler.max_num_batched_tokens=2048"],
+    "salted_cost": SMALL,
+    "telemetry_cost": SMALL,
+}
+
+
+def runs_of(experiment: str, overrides: Sequence[str]) -> tuple[plan.Design, list[Config]]:
+    """The plan of an experiment and the config of each of its runs, as the sweeper makes them."""
+    register_defaults()
+    parser = OverridesParser.create()
+    chosen = f"experiment={experiment}"
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        whole: Any = hydra_compose("config", [chosen], return_hydra_config=True)
+    GlobalHydra.instance().clear()
+    stated = [f"{key}={value}" for key, value in whole.hydra.sweeper.params.items()]
+    taken = plan.take_apart(parser.parse_overrides(open_keys([*stated, chosen, *overrides])))
+    study = compose(taken.shared).study
+    swept = dict(taken.swept)
+    if study.search:
+        swept[str(study.search_key)] = (str(study.search_low), str(study.search_high))
+    design = plan.design(swept, study)
+    made = []
+    for arm, cell in itertools.product(design.arms, design.cells):
+        values = {**({design.compare: arm} if design.compare else {}), **cell}
+        made.append(compose([*taken.shared, *(f"{key}={value}" for key, value in values.items())]))
+    if study.claims:
+        check_claims(study.claims, swept | {key: tuple(cell[key] for cell in design.cells) for key in design.cells[0]})
+    return design, made
+
+
+@pytest.mark.parametrize("experiment", REDUCED)
+def test_as_written_each_run_is_sound_and_differs_from_the_others(experiment: str) -> None:
+    design, made = runs_of(experiment, ["gpu=h200"])
+    assert len({config.model_dump_json() for config in made}) == len(made) >= 2
+    assert design.baseline in design.arms
+    for config in made:
+        assert config.model.load_format == "dummy" and config.gpu.name == "h200"
+        assert all(claim.measure in MEASURES for claim in config.study.claims)
+        fixed = config.workload.model_dump()
+        longest = fixed["prefix_tokens"] + (
+            fixed["suffix_tokens"] if isinstance(fixed["suffix_tokens"], int) else fixed["suffix_tokens"]["max"]
+        )
+        assert longest + fixed["output_tokens"] <= (config.model.max_model_len or 0)
+
+
+@pytest.mark.parametrize("experiment", REDUCED)
+def test_reduced_it_is_ready_to_run_on_a_cpu(experiment: str) -> None:
+    _, made = runs_of(experiment, REDUCED[experiment])
+    assert {config.gpu.device for config in made} == {"cpu"}
+    if experiment != "model_size":  # its other model is fetched or dequantised
+        first = prepare(made[0])
+        assert len(first.workload) <= 4
+
+
+def test_the_arms_of_an_experiment_send_the_same_requests() -> None:
+    for experiment in ("prefix_cache", "tensor_parallel", "salted_cost"):
+        design, made = runs_of(experiment, REDUCED[experiment])
+        hashes = [prepare(config).workload.sha256 for config in made]
+        by_arm = [hashes[i :: len(design.cells)] for i in range(len(design.cells))]
+        assert all(len(set(same)) == 1 for same in by_arm)

@@ -89,11 +89,13 @@ _ROUNDING_BYTES = round(0.005 * 2**30)  # vLLM gives GiB with two decimals
 
 @dataclass(frozen=True)
 class Shortage:
-    """Too little memory for the KV cache, in the engine's own words."""
+    """Too little memory for the KV cache, in the engine's own words. `beyond_device`: the budget was more than the
+    device has free."""
 
     line: str
     needed_bytes: int | None
     available_bytes: int | None
+    beyond_device: bool = False
 
 
 def memory_shortage(log: Path) -> Shortage | None:
@@ -103,7 +105,7 @@ def memory_shortage(log: Path) -> Shortage | None:
         if found := re.search(r"([\d.]+) GiB KV cache is needed.*?KV cache memory \((-?[\d.]+) GiB\)", line):
             return Shortage(_cause(line), _gib(found[1]) + _ROUNDING_BYTES, _gib(found[2]))
         if found := re.search(r"Free memory on device.*?\((-?[\d.]+)/[\d.]+ GiB\).*?is less than", line):
-            return Shortage(_cause(line), None, _gib(found[1]))
+            return Shortage(_cause(line), None, _gib(found[1]), beyond_device=True)
         if "No available memory for the cache blocks" in line or "OutOfMemoryError" in line:
             return Shortage(_cause(line), None, available)
     return None

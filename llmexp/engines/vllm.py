@@ -13,6 +13,7 @@ from typing import Any
 from llmexp.engines import devices, log, process
 from llmexp.engines.counters import parse
 from llmexp.engines.engine import EngineFacts, NoMemoryError
+from llmexp.engines.log import Shortage
 from llmexp.engines.process import EngineProcess
 from llmexp.errors import ConfigError, EngineError
 from llmexp.hardware import Gpu
@@ -140,7 +141,7 @@ def launch(
         while_starting()
         while not answers():
             if started.exit_code is not None:
-                raise _no_memory(config, started.log, gpus) or died(started)
+                raise no_memory(config, started.log, gpus) or died(started)
             if time.monotonic() > launched + engine.ready_timeout_s:
                 raise EngineError(
                     "the engine did not answer within engine.ready_timeout_s; "
@@ -172,27 +173,36 @@ def died(engine: EngineProcess) -> EngineError:
     )
 
 
-def _no_memory(config: Config, log_file: Path, gpus: Sequence[Gpu]) -> NoMemoryError | None:
+def no_memory(config: Config, log_file: Path, gpus: Sequence[Gpu]) -> NoMemoryError | None:
     """The error of an engine that found too little memory, with the smallest budget that would do."""
     lack = log.memory_shortage(log_file)
     if lack is None:
         return None
-    kv, wanted = config.kv, None
-    if lack.needed_bytes is not None and kv.cache_memory_bytes is not None:
-        wanted = f"kv.cache_memory_bytes={lack.needed_bytes}"
-    elif kv.num_blocks is not None and kv.block_size is not None and config.model.max_model_len is not None:
-        # One request of the longest kind, and the block that vLLM keeps to itself.
-        wanted = f"kv.num_blocks={-(-config.model.max_model_len // kv.block_size) + 1}"
-    elif lack.needed_bytes is not None and lack.available_bytes is not None and gpus:
-        missing = (lack.needed_bytes - lack.available_bytes) / gpus[0].memory_bytes
-        before = kv.gpu_memory_utilization or 0.9
-        wanted = f"kv.gpu_memory_utilization={before + missing + 0.0005:.3f}"
-    advice = f"smallest that would do: {wanted}, or a smaller model.max_model_len" if wanted else "raise the KV budget"
     return NoMemoryError(
-        f"too little memory for the KV cache: {lack.line}\n{advice}. The whole log: {log_file}",
+        f"too little memory for the KV cache: {lack.line}\n{_advice(config, lack, gpus)}. The whole log: {log_file}",
         lack.needed_bytes,
         lack.available_bytes,
     )
+
+
+def _advice(config: Config, lack: Shortage, gpus: Sequence[Gpu]) -> str:
+    """The smallest budget that would do, where the engine's figures tell it."""
+    kv, longest = config.kv, config.model.max_model_len
+    smallest = None
+    if lack.beyond_device:
+        return "lower kv.gpu_memory_utilization, or end what else uses the device"
+    if lack.needed_bytes is not None and kv.cache_memory_bytes is not None:
+        smallest = f"kv.cache_memory_bytes={lack.needed_bytes}"
+    elif kv.num_blocks is not None and kv.block_size is not None and longest is not None:
+        # One request of the longest kind, and the block that vLLM keeps to itself.
+        smallest = f"kv.num_blocks={-(-longest // kv.block_size) + 1}"
+    elif lack.needed_bytes is not None and lack.available_bytes is not None and gpus:
+        missing = (lack.needed_bytes - lack.available_bytes) / gpus[0].memory_bytes
+        before = kv.gpu_memory_utilization or 0.9
+        smallest = f"kv.gpu_memory_utilization={before + missing + 0.0005:.3f}"
+    if smallest is None:
+        return "raise the KV budget, or take a smaller model, max_num_seqs or scheduler.max_num_batched_tokens"
+    return f"smallest that would do: {smallest}, or a smaller model.max_model_len"
 
 
 def facts(metrics: str, version: str | None, launched: Launched) -> EngineFacts:

@@ -5,6 +5,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -71,7 +72,7 @@ def test_the_engines_own_times_stand_between_the_clients(workplace: Workplace) -
     trace = result.trace()
     names = ("sent_s", "engine_queued_s", "engine_scheduled_s", "engine_first_token_s", "first_token_s")
     columns = [trace[name].to_numpy() for name in names]
-    for earlier, later in zip(columns, columns[1:], strict=False):
+    for earlier, later in pairwise(columns):
         assert (earlier <= later).all()
     waits_ms = (columns[2] - columns[1]) * 1e3
     assert result.percentiles["queue_ms_p50"].value == pytest.approx(float(np.percentile(waits_ms, 50)), rel=0.5)

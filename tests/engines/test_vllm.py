@@ -8,6 +8,7 @@ from llmexp.compose import compose
 from llmexp.engines import kinds, log, vllm
 from llmexp.engines.lease import launch_key
 from llmexp.errors import ConfigError
+from llmexp.hardware import Gpu
 from llmexp.models import locate
 
 GIB = 2**30
@@ -49,6 +50,28 @@ def test_too_little_memory_is_told_with_the_engines_figures(
     assert found.needed_bytes == (None if needed is None else pytest.approx(needed * GIB))
     assert found.available_bytes == (None if available is None else pytest.approx(available * GIB))
     assert "https://" not in found.line and found.line in lines[-1]
+
+
+H200 = Gpu(0, "NVIDIA H200", "GPU-x", 140 * GIB, "580")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "line", "advice"),
+    [
+        (["kv.cache_memory_bytes=268435456"], TOO_SMALL, f"kv.cache_memory_bytes={round(0.445 * GIB)}"),
+        # 0.445 - 0.25 GiB more of 140 GiB, and rounded up.
+        (["kv.gpu_memory_utilization=0.11"], TOO_SMALL, "kv.gpu_memory_utilization=0.112"),
+        # 8,192 tokens are 512 blocks of 16, and one is vLLM's own.
+        (["kv.num_blocks=100", "kv.block_size=16"], TOO_SMALL, "kv.num_blocks=513"),
+        (["kv.gpu_memory_utilization=0.9"], IN_USE, "lower kv.gpu_memory_utilization"),
+        (["kv.gpu_memory_utilization=0.9"], CUDA, "raise the KV budget"),
+    ],
+)
+def test_the_message_names_the_smallest_budget_that_would_do(
+    overrides: list[str], line: str, advice: str, tmp_path: Path
+) -> None:
+    error = vllm.no_memory(compose(["gpu=h200", "model=qwen2_5_7b", *overrides]), written(tmp_path, line), [H200])
+    assert error is not None and advice in str(error)
 
 
 @pytest.mark.parametrize("line", ["ValueError: No common block size for 16.", "INFO all is well", ""])

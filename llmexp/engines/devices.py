@@ -3,9 +3,10 @@
 import fcntl
 import getpass
 import os
+import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO
@@ -15,6 +16,7 @@ from llmexp.errors import EngineError
 from llmexp.hardware import Gpu
 
 _POLL_S = 0.5
+_PATIENCE_S = 5.0  # before it says what it waits for
 FOREIGN_MEMORY_BYTES = 1 << 30  # a driver and a display take less; an engine of somebody else takes more
 _RELEASE_TIMEOUT_S = 60.0
 
@@ -33,7 +35,8 @@ def claim(device: str, count: int, wait_s: float) -> Iterator[tuple[Gpu, ...]]:
             raise EngineError(f"gpu.tensor_parallel_size: got {count}; {len(usable)} GPUs are visible here")
     else:
         count = 1
-    deadline = time.monotonic() + wait_s
+    began = time.monotonic()
+    told = False
     while True:
         with ExitStack() as held:
             taken: list[str] = []
@@ -45,9 +48,18 @@ def claim(device: str, count: int, wait_s: float) -> Iterator[tuple[Gpu, ...]]:
                 _refuse_foreign_use(claimed)
                 yield claimed
                 return
-        if time.monotonic() > deadline:
-            raise EngineError(f"{device}: {len(taken)} of {count} free after {wait_s:.0f} s; other runs hold the rest")
+        waited_s = time.monotonic() - began
+        if waited_s > wait_s:
+            raise EngineError(f"{device}: {len(taken)} of {count} free after {wait_s:.0f} s; {_holders(usable)}")
+        if waited_s > _PATIENCE_S and not told:
+            print(f"Waiting for {device}: one engine a device, and {_holders(usable)}", file=sys.stderr, flush=True)
+            told = True
         time.sleep(_POLL_S)
+
+
+def _holders(names: Iterable[str]) -> str:
+    pids = {_lock_file(name).read_text() for name in names if _lock_file(name).exists()}
+    return f"llmexp runs in process {', '.join(sorted(pids))}"
 
 
 def visible_gpus() -> tuple[Gpu, ...]:
@@ -59,13 +71,19 @@ def visible_gpus() -> tuple[Gpu, ...]:
     return tuple(by_name[key] for part in chosen.split(",") if (key := part.strip()) in by_name)
 
 
+def _lock_file(name: str) -> Path:
+    return Path(tempfile.gettempdir()) / f"llmexp-{getpass.getuser()}-{name}.lock"
+
+
 def _take(held: ExitStack, name: str) -> bool:
-    path = Path(tempfile.gettempdir()) / f"llmexp-{getpass.getuser()}-{name}.lock"
-    handle: IO[str] = held.enter_context(path.open("w"))
+    handle: IO[str] = held.enter_context(_lock_file(name).open("a"))
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
+    handle.truncate(0)
+    handle.write(str(os.getpid()))
+    handle.flush()
     return True
 
 

@@ -29,6 +29,14 @@ class EngineProcess:
         """None while it runs."""
         return self.popen.poll()
 
+    def ends_within(self, timeout_s: float) -> bool:
+        """Waits that long for it to end; whether it has."""
+        try:
+            self.popen.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
     def pids(self) -> list[int]:
         """The living processes of the engine, its keeper included."""
         return [

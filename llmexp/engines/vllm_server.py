@@ -19,6 +19,7 @@ from llmexp.models import Model
 from llmexp.schema.config import Config
 from llmexp.schema.engine import VllmServer as VllmServerConfig
 
+_DYING_S = 10.0
 _RESET_TIMEOUT_S = 10.0  # blocks of a request that has just ended come free a step later
 
 
@@ -43,16 +44,14 @@ class VllmServer:
         return self._launched.process.exit_code is None
 
     def counters(self) -> Counters:
-        self._require_alive()
-        return parse(self.destination.get("/metrics").decode())[0]
+        return parse(self._ask(lambda: self.destination.get("/metrics")).decode())[0]
 
     def reset_cache(self) -> bool | None:
         """From vLLM 0.26 the answer's body tells; before it is empty, and the engine's log tells."""
         deadline = time.monotonic() + _RESET_TIMEOUT_S
         while True:
-            self._require_alive()
             seen = self.log.stat().st_size
-            answer = reset_answer(self.destination.post("/reset_prefix_cache"))
+            answer = reset_answer(self._ask(lambda: self.destination.post("/reset_prefix_cache")))
             if answer is None:
                 time.sleep(POLL_S)  # the engine core logs on its own time
                 answer = _logged_answer(self.log, seen)
@@ -63,9 +62,15 @@ class VllmServer:
     def stop(self) -> None:
         self._launched.resources.close()
 
-    def _require_alive(self) -> None:
-        if not self.alive:
-            raise vllm.died(self._launched.process)
+    def _ask(self, question: Callable[[], bytes]) -> bytes:
+        """The server's answer. Raises EngineError, with the root cause from the log if it has died."""
+        try:
+            return question()
+        except (OSError, EngineError) as error:
+            # A front end whose core has died fails requests for a moment before it ends itself.
+            if self._launched.process.ends_within(_DYING_S):
+                raise vllm.died(self._launched.process) from None
+            raise EngineError(f"the engine does not answer ({error}); its log: {self.log}") from None
 
 
 def check(config: Config) -> None:

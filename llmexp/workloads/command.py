@@ -30,9 +30,11 @@ def _parser() -> argparse.ArgumentParser:
         usage="llmexp audit [--block-sizes N …] [--capacities TOKENS …] [--out FOLDER] KEY=VALUE …",
         description="What prefix caching can do for a workload; nothing is sent.",
     )
-    size = {"type": _size, "nargs": "+", "metavar": "N"}
-    parser.add_argument("--block-sizes", help="KV block sizes in tokens (default: kv.block_size)", default=[], **size)
-    parser.add_argument("--capacities", help="KV cache sizes in tokens (default: some)", default=[], **size)
+    for option, meaning in (
+        ("--block-sizes", "KV block sizes in tokens (default: kv.block_size)"),
+        ("--capacities", "KV cache sizes in tokens (default: parts of what holds the whole workload)"),
+    ):
+        parser.add_argument(option, type=_size, nargs="+", metavar="N", default=[], help=meaning)
     parser.add_argument("--out", metavar="FOLDER", default=".", help="where JSON and plot go (default: here)")
     return parser
 

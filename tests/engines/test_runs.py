@@ -1,17 +1,12 @@
 """Runs and studies on a real vLLM with a tiny random model: the cache contract, invalid runs, interruption, death."""
 
 import os
-import signal
-import subprocess
-import sys
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
-import pyarrow.parquet as pq
 import pytest
 
 import llmexp
@@ -137,64 +132,3 @@ def test_a_refused_argument_is_told_in_the_engines_own_words(tmp_path: Path) -> 
     failed = llmexp.load_run(next(tmp_path.glob("*/*")))
     assert failed.status == "failed"
     assert "no-such-argument" in (failed.folder / "engine.log").read_text()
-
-
-@pytest.fixture(scope="module")
-def study(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
-    """The README's study, reduced."""
-    folder = tmp_path_factory.mktemp("study")
-    command = [sys.executable, "-m", "llmexp", "-m", "cache=on,off", *SMALL, "workload.order=grouped,shuffled"]
-    return folder, subprocess.run([*command, "study.name=s"], cwd=folder, capture_output=True, text=True)
-
-
-def test_a_study_pairs_its_arms_and_prints_them(study: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
-    folder, done = study
-    assert done.returncode == 0, done.stderr
-    assert "4 runs on 2 engine launches" in done.stderr
-    assert max(len(line) for line in done.stderr.splitlines() if "→" in line) <= 100
-    assert "not replicated" in done.stderr
-    assert "mlflow ui" in done.stderr
-    (effect,) = [
-        row
-        for row in llmexp.load_study(folder / "runs" / "s").compare().rows
-        if row.measure == "observed_hit_tokens" and row.cell["workload.order"] == "shuffled"
-    ]
-    assert effect.estimate == 896
-    assert len(list((folder / "runs" / "s").glob("*/summary.json"))) == 4
-
-
-def test_a_complete_study_is_not_repeated_and_another_engine_is_not_mixed_in(
-    study: tuple[Path, subprocess.CompletedProcess[str]],
-) -> None:
-    folder, _ = study
-    command = [sys.executable, "-m", "llmexp", "-m", "cache=on,off", *SMALL, "workload.order=grouped,shuffled"]
-    again = subprocess.run([*command, "study.name=s"], cwd=folder, capture_output=True, text=True)
-    assert again.returncode == 0, again.stderr
-    assert "4 complete already" in again.stderr
-    assert "engine vllm_server" not in again.stderr
-    changed = subprocess.run([*command, "study.name=s", "rounds=3"], cwd=folder, capture_output=True, text=True)
-    assert changed.returncode == 1
-    assert "config.rounds: 2 -> 3" in changed.stderr
-
-
-@pytest.mark.parametrize(("how", "code"), [(signal.SIGINT, 130)])
-def test_ctrl_c_keeps_what_was_measured_and_leaves_no_process(how: signal.Signals, code: int, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "llmexp", *SMALL, "rounds=1000"]
-    with (tmp_path / "out").open("w") as out:
-        running = subprocess.Popen(command, cwd=tmp_path, stdout=out, stderr=out)
-    deadline = time.monotonic() + 300
-    while "round 3 of" not in (tmp_path / "out").read_text():
-        assert running.poll() is None and time.monotonic() < deadline, (tmp_path / "out").read_text()
-        time.sleep(0.2)
-    family = psutil.Process(running.pid).children(recursive=True)
-    assert family
-    running.send_signal(how)
-    assert running.wait(120) == code
-    assert not [process for process in family if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
-    (folder,) = (tmp_path / "runs").glob("*/*")
-    killed = llmexp.load_run(folder)
-    assert killed.status == "killed"
-    assert len(killed.rounds) >= 3
-    assert pq.read_metadata(folder / "requests.parquet").num_rows >= 8 * len(killed.rounds)
-    client, experiment = tracking.open_store(TrackingConfig(dir=str(tmp_path / "mlruns")))
-    assert [item.info.status for item in client.search_runs([experiment])] == ["KILLED"]

@@ -13,6 +13,8 @@ from llmexp.workloads.workload import Workload
 __all__ = [
     "Audit",
     "audit",
+    "audit_of",
+    "distances_of",
     "lru_hit_rate",
     "pressure",
     "require_disjoint",

@@ -55,6 +55,8 @@ def _vocabulary(model: Model) -> str:
 def _require_fit(workload: Workload, model: Model) -> None:
     if not len(workload):
         raise WorkloadError(f"workload {workload.name}: no requests")
+    if workload.prompt_tokens.min() < 1:
+        raise WorkloadError(f"workload {workload.name}: request {workload.prompt_tokens.argmin()} has an empty prompt")
     total = workload.prompt_tokens.astype(np.int64) + workload.output_tokens
     too_long = np.flatnonzero(total > model.max_model_len)
     if len(too_long):

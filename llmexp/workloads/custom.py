@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from llmexp.errors import ConfigError, WorkloadError
@@ -49,20 +50,21 @@ def custom(config: Custom, model: Model) -> Workload:
     is_saved = config.path.endswith(".parquet")
     workload = store.load(config.path) if is_saved else _from_json_lines(config, model)
     for i, prompt in enumerate(workload.prompts()):
-        if prompt.max() >= model.vocab_size:
+        if prompt.max(initial=0) >= model.vocab_size:
             raise WorkloadError(
-                f"{config.path}: request {i} has token id {prompt.max()}; {model.name} has ids below {model.vocab_size}"
+                f"{config.path}: request {i} has token id {prompt.max()}; "
+                f"{model.name} has ids below {model.vocab_size}"
             )
     kept = np.arange(len(workload))[: config.limit]
     if config.order == "shuffled":
         if workload.arrivals_s is not None or "conversation" in workload.columns:
             raise ConfigError("workload.order=shuffled: the requests have arrivals or conversations; use order=file")
         kept = kept[permutation(len(kept), config.seed, "order")]
-    recipe = {"file_sha256": sha256_of(config.path)}
+    recipe = {"file_sha256": sha256_of(config.path), "saved_recipe": dict(workload.recipe)}
     return replace(selected(workload, kept), name=config.kind, recipe=recipe)
 
 
-def selected(workload: Workload, kept: np.ndarray[Any, np.dtype[np.int64]]) -> Workload:
+def selected(workload: Workload, kept: NDArray[np.int64]) -> Workload:
     """The requests `kept` of a workload, in that order."""
     arrivals = workload.arrivals_s
     columns = {name: values[kept] for name, values in workload.columns.items()}
@@ -96,7 +98,7 @@ def _from_json_lines(config: Custom, model: Model) -> Workload:
         prompt_tokens=prompt_tokens,
         output_tokens=np.array([line.output_tokens or config.output_tokens for line in lines], np.int32),
         arrivals_s=np.array(arrivals) if arrivals else None,
-        columns={name: values for name in SENDING if (values := _column(lines, name)) is not None},
+        columns=_columns(lines),
     )
 
 
@@ -127,8 +129,13 @@ def _prompts(lines: list[CustomLine], model: Model) -> list[Tokens]:
     return prompts
 
 
-def _column(lines: list[CustomLine], name: str) -> Any:
-    values = [getattr(line, name) for line in lines]
-    if all(value is None for value in values):
-        return None
-    return np.array([ABSENT[name] if value is None else value for value in values])
+def _columns(lines: list[CustomLine]) -> dict[str, NDArray[Any]]:
+    """The columns that any line gives, and the texts if all lines are texts."""
+    columns: dict[str, NDArray[Any]] = {}
+    for name in SENDING:
+        values = [getattr(line, name) for line in lines]
+        if any(value is not None for value in values):
+            columns[name] = np.array([ABSENT[name] if value is None else value for value in values])
+    if all(line.prompt for line in lines):
+        columns["prompt_text"] = np.array([line.prompt for line in lines], object)
+    return columns

@@ -38,6 +38,11 @@ def test_text_ids_and_chat(text_model: Model, write: Write) -> None:
     assert workload.arrivals_s is None
 
 
+def test_texts_are_kept_where_all_are_texts(text_model: Model, write: Write) -> None:
+    path = write("w.jsonl", lines({"prompt": "ab"}, {"prompt": "c"}))
+    assert build(Custom(path=str(path)), text_model).columns["prompt_text"].tolist() == ["ab", "c"]
+
+
 def test_sending_columns_and_arrivals(write: Write) -> None:
     path = write(
         "w.jsonl",
@@ -88,6 +93,7 @@ def test_a_saved_workload_replays(tmp_path: Path) -> None:
     save(original, tmp_path / "w.parquet")
     replay = build(Custom(path=str(tmp_path / "w.parquet")), make_model())
     assert replay.sha256 == original.sha256
+    assert replay.recipe["saved_recipe"] == original.recipe
     assert len(build(Custom(path=str(tmp_path / "w.parquet"), limit=7), make_model())) == 7
     with pytest.raises(LlmexpError, match="request 0 has token id"):
         build(Custom(path=str(tmp_path / "w.parquet")), make_model(vocab_size=500))

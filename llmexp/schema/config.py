@@ -29,7 +29,7 @@ class WarmUpConfig(Section):
     """What is sent before the first round."""
 
     prompts: Literal["neutral", "workload"] = Field(
-        "neutral",
+        default="neutral",
         description="neutral shares no block with the workload; workload replays it, which voids the run",
     )
 
@@ -38,9 +38,9 @@ class TrackingConfig(Section):
     """Where MLflow keeps the runs."""
 
     enabled: bool = True
-    uri: str | None = Field(None, description="a tracking server; null: a SQLite store under `dir`")
-    dir: str = Field("mlruns", description="folder of the SQLite store and its artifacts")
-    experiment: str = Field("llmexp", min_length=1, description="MLflow experiment")
+    uri: str | None = Field(default=None, description="a tracking server; null: a SQLite store under `dir`")
+    dir: str = Field(default="mlruns", description="folder of the SQLite store and its artifacts")
+    experiment: str = Field(default="llmexp", min_length=1, description="MLflow experiment")
 
 
 def _from_json(value: Any) -> Any:
@@ -55,8 +55,8 @@ class RunPlace(Section):
     arm: str | None = None
     cell: Annotated[dict[str, str], BeforeValidator(_from_json)] = Field(default_factory=dict)
     trial: NonNegativeInt = 0
-    position: NonNegativeInt = Field(0, description="place in the order of execution")
-    parent_run_id: str | None = Field(None, description="the study's MLflow run")
+    position: NonNegativeInt = Field(default=0, description="place in the order of execution")
+    parent_run_id: str | None = Field(default=None, description="the study's MLflow run")
 
 
 class Config(Section):
@@ -78,10 +78,10 @@ class Config(Section):
     run: RunPlace
     max_num_seqs: PositiveInt = Field(description="most requests that the engine runs at once")
     rounds: PositiveInt = Field(description="replays of the workload in a run, each from an empty cache")
-    reset_cache: bool = Field(True, description="empty the prefix cache before each round; false voids the run")
-    seed: NonNegativeInt = Field(0, description="seed of workload, arrivals and engine")
-    runs_dir: str = Field("runs", description="folder that receives studies and runs")
-    arm: str | None = Field(None, description="free label, to compare runs that are otherwise equal")
+    reset_cache: bool = Field(default=True, description="empty the prefix cache before each round; false voids the run")
+    seed: NonNegativeInt = Field(default=0, description="seed of workload, arrivals and engine")
+    runs_dir: str = Field(default="runs", description="folder that receives studies and runs")
+    arm: str | None = Field(default=None, description="free label, to compare runs that are otherwise equal")
 
     @model_validator(mode="after")
     def _one_kv_budget(self) -> "Config":
@@ -120,7 +120,8 @@ def validate(composed: DictConfig) -> Config:
     try:
         values: Any = OmegaConf.to_container(ours, resolve=True, throw_on_missing=True)
     except MissingMandatoryValue as error:
-        raise ConfigError(f"{error.full_key}: this choice of {error.full_key.split('.')[0]} needs it set") from None
+        key = error.full_key or ""
+        raise ConfigError(f"{key}: this choice of {key.partition('.')[0]} needs it set") from None
     except OmegaConfBaseException as error:
         raise ConfigError(f"{error.full_key or 'config'}: {str(error).splitlines()[0]}") from None
     try:

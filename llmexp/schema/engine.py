@@ -13,14 +13,14 @@ class ModelConfig(Section):
     """Which weights. The first of `path`, `package`, `hub_id` that is set and present is used."""
 
     name: str = Field(description="short name, used in tables")
-    path: str | None = Field(None, description="model folder, or a Hub id")
-    package: str | None = Field(None, description="installed Python package that holds the weights as GGUF")
-    hub_id: str | None = Field(None, description="repository on the Hugging Face Hub")
-    revision: str | None = Field(None, description="commit or tag of the Hub repository")
-    generated: Literal["tiny_llama"] | None = Field(None, description="a model made on this machine, for tests")
-    load_format: Literal["auto", "safetensors", "dummy"] = Field("auto", description="dummy: random weights")
-    max_model_len: PositiveInt | None = Field(None, description="longest prompt plus output; null: the model's")
-    trust_remote_code: bool = Field(False, description="run code that the model's repository brings")
+    path: str | None = Field(default=None, description="model folder, or a Hub id")
+    package: str | None = Field(default=None, description="installed Python package that holds the weights as GGUF")
+    hub_id: str | None = Field(default=None, description="repository on the Hugging Face Hub")
+    revision: str | None = Field(default=None, description="commit or tag of the Hub repository")
+    generated: Literal["tiny_llama"] | None = Field(default=None, description="a model made on this machine, for tests")
+    load_format: Literal["auto", "safetensors", "dummy"] = Field(default="auto", description="dummy: random weights")
+    max_model_len: PositiveInt | None = Field(default=None, description="longest prompt plus output; null: the model's")
+    trust_remote_code: bool = Field(default=False, description="run code that the model's repository brings")
 
 
 class GpuConfig(Section):
@@ -29,26 +29,32 @@ class GpuConfig(Section):
     name: str
     device: Literal["auto", "cuda", "cpu"]
     dtype: Dtype | None = None
-    block_size: PositiveInt | None = Field(None, description="the device's usual KV block, in tokens")
+    block_size: PositiveInt | None = Field(default=None, description="the device's usual KV block, in tokens")
     tensor_parallel_size: PositiveInt = 1
-    enforce_eager: bool | None = Field(None, description="skip torch.compile and CUDA graphs")
-    kv_cache_bytes: PositiveInt | None = Field(None, description="KV cache where `kv` sets no budget; null: vLLM's")
-    memory_bytes: PositiveInt | None = Field(None, description="device memory, by the datasheet")
-    bandwidth_bytes_per_s: PositiveFloat | None = Field(None, description="device memory bandwidth, by the datasheet")
-    link_bytes_per_s: PositiveFloat | None = Field(
-        None, description="from one device to the others, in one direction, by the datasheet"
+    enforce_eager: bool | None = Field(default=None, description="skip torch.compile and CUDA graphs")
+    kv_cache_bytes: PositiveInt | None = Field(
+        default=None, description="KV cache where `kv` sets no budget; null: vLLM's"
     )
-    flops_per_s: PositiveFloat | None = Field(None, description="dense matrix rate at 16 bits, by the datasheet")
-    cost_per_hour: NonNegativeFloat | None = Field(None, description="price of one device, in any currency")
+    memory_bytes: PositiveInt | None = Field(default=None, description="device memory, by the datasheet")
+    bandwidth_bytes_per_s: PositiveFloat | None = Field(
+        default=None, description="device memory bandwidth, by the datasheet"
+    )
+    link_bytes_per_s: PositiveFloat | None = Field(
+        default=None, description="from one device to the others, in one direction, by the datasheet"
+    )
+    flops_per_s: PositiveFloat | None = Field(
+        default=None, description="dense matrix rate at 16 bits, by the datasheet"
+    )
+    cost_per_hour: NonNegativeFloat | None = Field(default=None, description="price of one device, in any currency")
 
 
 class KvConfig(Section):
     """How much KV cache the engine has. At most one of the three budgets should be set."""
 
-    gpu_memory_utilization: float | None = Field(None, gt=0, le=1, description="share of device memory to use")
-    cache_memory_bytes: PositiveInt | None = Field(None, description="size of the KV cache")
-    num_blocks: PositiveInt | None = Field(None, ge=2, description="number of KV blocks; block 0 is reserved")
-    block_size: PositiveInt | None = Field(None, description="tokens in a KV block")
+    gpu_memory_utilization: float | None = Field(default=None, gt=0, le=1, description="share of device memory to use")
+    cache_memory_bytes: PositiveInt | None = Field(default=None, description="size of the KV cache")
+    num_blocks: PositiveInt | None = Field(default=None, ge=2, description="number of KV blocks; block 0 is reserved")
+    block_size: PositiveInt | None = Field(default=None, description="tokens in a KV block")
     dtype: Literal["auto", "fp8", "fp8_e4m3", "fp8_e5m2", "bfloat16"] = "auto"
 
 
@@ -61,18 +67,18 @@ class CacheConfig(Section):
 
 
 class _Engine(Section):
-    sample_interval_s: PositiveFloat = Field(0.5, description="between two reads of the engine's gauges")
+    sample_interval_s: PositiveFloat = Field(default=0.5, description="between two reads of the engine's gauges")
     gpu_sample_interval_s: float | None = Field(
-        0.1, ge=0.1, description="between two reads of the GPU's power, clocks and use; null: none"
+        default=0.1, ge=0.1, description="between two reads of the GPU's power, clocks and use; null: none"
     )
 
 
 class OwnVllm(_Engine):
     """A vLLM of our own, started for the run."""
 
-    python: str | None = Field(None, description="interpreter that has vLLM; null: this one")
-    ready_timeout_s: PositiveFloat = Field(900.0, description="longest wait for the engine to answer")
-    stop_timeout_s: PositiveFloat = Field(30.0, description="from SIGTERM to SIGKILL")
+    python: str | None = Field(default=None, description="interpreter that has vLLM; null: this one")
+    ready_timeout_s: PositiveFloat = Field(default=900.0, description="longest wait for the engine to answer")
+    stop_timeout_s: PositiveFloat = Field(default=30.0, description="from SIGTERM to SIGKILL")
     args: dict[str, str | int | float | bool | None] = Field(
         default_factory=dict, description="further arguments by vLLM's names, e.g. engine.args.swap_space=0"
     )
@@ -83,7 +89,7 @@ class VllmServer(OwnVllm):
     """A vLLM OpenAI server of our own, bound to loopback."""
 
     kind: Literal["vllm_server"] = "vllm_server"
-    port: int | None = Field(None, ge=1024, le=65535, description="null: a free one")
+    port: int | None = Field(default=None, ge=1024, le=65535, description="null: a free one")
 
 
 class VllmAsync(OwnVllm):
@@ -97,9 +103,9 @@ class Endpoint(_Engine):
 
     kind: Literal["endpoint"] = "endpoint"
     url: str = Field(description="http://HOST:PORT or https://HOST")
-    model: str | None = Field(None, description="the name that it serves; null: the only one there")
+    model: str | None = Field(default=None, description="the name that it serves; null: the only one there")
     api_key_env: str | None = Field(
-        None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", description="environment variable that holds the key"
+        default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", description="environment variable that holds the key"
     )
 
 

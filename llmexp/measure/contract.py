@@ -22,7 +22,7 @@ class Expectation:
 
 @dataclass(frozen=True)
 class Contract:
-    """An expectation beside the engine's counters. `observed_hit_tokens` is None where nothing was counted."""
+    """An expectation beside the engine's counters. `observed_hit_tokens` is None where nothing tells."""
 
     expected_hit_tokens: int
     kind: Literal["exact", "ceiling"]
@@ -65,23 +65,26 @@ def expect(config: Config, audit: Audit, num_gpu_blocks: int | None) -> Expectat
 
 
 def judge(expectation: Expectation, counted: Counters, trace: pa.Table) -> Contract:
-    """Holds a round's counters and the server's per-request usage against the expectation."""
+    """Holds a round's counters and the server's per-request usage against the expectation.
+
+    Without counters the usage alone has to do.
+    """
     hits, queries = counted.prefix_cache_hits_tokens, counted.prefix_cache_queries_tokens
-    broken: list[str] = []
-    if hits is not None:
-        wanted = f"{'exactly' if expectation.kind == 'exact' else 'at most'} {expectation.hit_tokens:,}"
-        if hits > expectation.hit_tokens or (expectation.kind == "exact" and hits != expectation.hit_tokens):
-            broken.append(f"{hits:,.0f} hit tokens counted, {wanted} expected ({expectation.why})")
     usage = trace.column("cached_tokens")
-    if hits is not None and len(trace) and usage.null_count == 0:
-        by_usage = pc.sum(usage).as_py()
-        if by_usage != hits:
-            broken.append(f"{hits:,.0f} hit tokens counted, {by_usage:,} by the requests' own usage")
+    by_usage = pc.sum(usage).as_py() if len(trace) and usage.null_count == 0 else None
+    seen, where = (hits, "counted") if hits is not None else (by_usage, "reported by the requests' own usage")
+    broken: list[str] = []
+    if seen is not None:
+        wanted = f"{'exactly' if expectation.kind == 'exact' else 'at most'} {expectation.hit_tokens:,}"
+        if seen > expectation.hit_tokens or (expectation.kind == "exact" and seen != expectation.hit_tokens):
+            broken.append(f"{seen:,.0f} hit tokens {where}, {wanted} expected ({expectation.why})")
+    if hits is not None and by_usage is not None and by_usage != hits:
+        broken.append(f"{hits:,.0f} hit tokens counted, {by_usage:,} by the requests' own usage")
     return Contract(
         expected_hit_tokens=expectation.hit_tokens,
         kind=expectation.kind,
         why=expectation.why,
-        observed_hit_tokens=None if hits is None else int(hits),
+        observed_hit_tokens=None if seen is None else int(seen),
         queried_tokens=None if queries is None else int(queries),
         broken=tuple(broken),
     )

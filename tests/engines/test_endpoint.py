@@ -101,6 +101,14 @@ def test_what_a_foreign_server_does_not_tell_is_marked_unknown(tmp_path: Path, m
     assert "cache_hit_rate" not in result.measures
 
 
+def test_without_counters_a_warm_cache_shows_in_the_usage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with golden_server(cached_tokens=16, ttft_s=0.05, itl_s=0.01) as server:
+        monkeypatch.setattr(type(server), "_plain", _only_models)
+        result = made(tmp_path, f"engine.url={server.url}", "workload=unique_prefix")
+    assert not result.valid
+    assert "64 hit tokens reported by the requests' own usage, at most 0 expected" in result.invalid_reasons[0]
+
+
 def _only_models(server: object, method: str, path: str) -> tuple[str, str, str]:
     if path == "/v1/models":
         return "200 OK", "application/json", json.dumps({"data": [{"id": "golden"}]})

@@ -1,8 +1,18 @@
 """Config of every workload: what is sent. One class per `workload.kind`; `WorkloadConfig` is their union."""
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    Discriminator,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Tag,
+    model_validator,
+)
 
 from llmexp.schema.section import Section
 
@@ -17,7 +27,7 @@ class Uniform(Section):
     @model_validator(mode="after")
     def _ends(self) -> "Uniform":
         if self.min > self.max:
-            raise ValueError(f"min={self.min} is above max={self.max}")
+            raise ValueError(f"lengths from min={self.min} to max={self.max}: the one is above the other")
         return self
 
 
@@ -33,11 +43,25 @@ class LogNormal(Section):
     @model_validator(mode="after")
     def _ends(self) -> "LogNormal":
         if self.min > self.max:
-            raise ValueError(f"min={self.min} is above max={self.max}")
+            raise ValueError(f"lengths from min={self.min} to max={self.max}: the one is above the other")
         return self
 
 
-Lengths = PositiveInt | Annotated[Uniform | LogNormal, Field(discriminator="distribution")]
+def _shape(lengths: Any) -> Any:
+    if isinstance(lengths, Mapping):
+        return lengths.get("distribution")
+    return getattr(lengths, "distribution", "fixed")
+
+
+Lengths = Annotated[
+    Annotated[PositiveInt, Tag("fixed")] | Annotated[Uniform, Tag("uniform")] | Annotated[LogNormal, Tag("lognormal")],
+    Discriminator(
+        _shape,
+        custom_error_type="lengths",
+        custom_error_message="a number, {distribution: uniform, min, max} or "
+        "{distribution: lognormal, median, sigma, min, max} is accepted",
+    ),
+]
 Zipf = Annotated[NonNegativeFloat, Field(description="Zipf exponent of prefix popularity; 0: all alike")]
 Reuse = Annotated[
     float | None,

@@ -64,5 +64,6 @@ def _require_fit(workload: Workload, model: Model) -> None:
         raise WorkloadError(
             f"workload {workload.name}: {len(too_long)} of {len(workload)} requests are too long for "
             f"{model.name}, whose max_model_len is {model.max_model_len}; the longest, request {worst}, has "
-            f"{workload.prompt_tokens[worst]} prompt and {workload.output_tokens[worst]} output tokens"
+            f"{workload.prompt_tokens[worst]} prompt and {workload.output_tokens[worst]} output tokens; "
+            f"ask for shorter ones, or raise model.max_model_len if the model allows"
         )

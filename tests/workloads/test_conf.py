@@ -29,9 +29,9 @@ def test_file_names_every_knob(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if "path" not in content(name)])
-def test_file_builds_within_a_small_models_length(name: str) -> None:
+def test_file_builds_within_2048_tokens(name: str) -> None:
     config: Any = TypeAdapter(WorkloadConfig).validate_python(content(name))
-    workload = build(config, make_model(vocab_size=49152, max_model_len=8192))
+    workload = build(config, make_model(vocab_size=49152, max_model_len=2048))
     account = audit(workload, 16)
     assert account.exact_duplicates == 0
     if name == "unique_prefix":

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from llmexp.errors import WorkloadError
 from llmexp.schema.workloads import LogNormal, SharedPrefix, Uniform, UniquePrefix
@@ -141,3 +142,19 @@ def test_lognormal_median() -> None:
 def test_prompts_take_numpy_indices() -> None:
     workload = build(SharedPrefix(), make_model())
     assert all(np.array_equal(workload.prompt_at(i), workload.prompt_at(int(i))) for i in np.arange(16))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "message"),
+    [
+        ({"distribution": "uniform", "min": 9, "max": 3}, "from min=9 to max=3: the one is above"),
+        ({"distribution": "normal", "mean": 9}, "lognormal, median, sigma, min, max} is accepted"),
+        (0, "greater than 0"),
+        ("many", "valid integer"),
+    ],
+)
+def test_wrong_lengths_are_told_once(lengths: object, message: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        SharedPrefix.model_validate({"suffix_tokens": lengths})
+    (error,) = caught.value.errors()
+    assert message in error["msg"]

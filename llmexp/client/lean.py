@@ -226,9 +226,14 @@ class _Connection(asyncio.Protocol):
             stage = f"{len(call.chunks)} token chunks into its answer" if self._status else "before it answered"
             self.fail(f"the server closed the connection {stage}{why}")
 
-    # httptools
+    # httptools. What follows a complete answer is not ours: it costs the connection.
+
+    def on_message_begin(self) -> None:
+        self.closed = self.closed or self._ended
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        if self._ended:
+            return
         name = name.lower()
         if name == b"content-type":
             self._content_type = value
@@ -239,7 +244,7 @@ class _Connection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
-        if status < 200:  # an interim answer
+        if status < 200 or self._ended:  # an interim answer
             return
         self._status = status
         if status != 200:
@@ -248,6 +253,8 @@ class _Connection(asyncio.Protocol):
             self._refusal = f"{self._owner.base_url} answered with {shown(self._content_type)}, no event stream"
 
     def on_body(self, body: bytes) -> None:
+        if self._ended:
+            return
         if self._refusal:
             if len(self._refused_body) < _SHOWN_BYTES:
                 self._refused_body += body
@@ -262,8 +269,9 @@ class _Connection(asyncio.Protocol):
             self.fail(str(error))
 
     def on_message_complete(self) -> None:
-        self._ended = self._status > 0
-        self._reusable = self._parser.should_keep_alive()
+        if self._status and not self._ended:
+            self._ended = True
+            self._reusable = self._parser.should_keep_alive()
 
     def _complete(self) -> None:
         call = self.call

@@ -10,7 +10,7 @@ from scipy import stats
 
 from llmexp.analyze import intervals, power
 from llmexp.analyze.intervals import MIN_TRIALS, Array, Scale
-from llmexp.analyze.pairs import Cell, Excluded, Pairing, measure_values, place
+from llmexp.analyze.pairs import Cell, Excluded, Pairing, in_design_order, measure_values, place
 from llmexp.measure.catalog import MEASURES
 from llmexp.results import PlannedRun, RunResult, StudyRecord
 
@@ -139,11 +139,11 @@ class Comparison:
 def levels_of(
     record: StudyRecord, runs: Sequence[RunResult], excluded: Sequence[Excluded], factor: str | None
 ) -> tuple[Level, ...]:
-    """What every arm measured in every cell, in the plan's order."""
+    """What every arm measured in every cell, in the design's order."""
     barred = {one.run for one in excluded}
     usable = {run.name: run for run in runs if run.name not in barred}
     groups: dict[tuple[tuple[tuple[str, str], ...], str], list[PlannedRun]] = {}
-    for plan in sorted(record.runs, key=lambda plan: plan.trial):
+    for plan in in_design_order(record):
         cell, arm = place(plan, record.compare, factor)
         groups.setdefault((tuple(sorted(cell.items())), arm), []).append(plan)
     levels = []

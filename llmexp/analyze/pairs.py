@@ -96,6 +96,12 @@ def place(run: RunResult | PlannedRun, compare: str | None, factor: str | None) 
     return swept, arm
 
 
+def in_design_order(record: StudyRecord) -> list[PlannedRun]:
+    """Planned runs by cell, arm and trial, as the study lists them: runs are made in a shuffled order."""
+    cells = [dict(cell) for cell in record.cells]
+    return sorted(record.runs, key=lambda plan: (cells.index(dict(plan.cell)), record.arms.index(plan.arm), plan.trial))
+
+
 def exclude(record: StudyRecord, runs: Iterable[RunResult], missing: Mapping[str, str]) -> tuple[Excluded, ...]:
     """Planned runs that failed, are invalid or left no result, in the plan's order."""
     found = {run.name: run for run in runs}
@@ -115,18 +121,16 @@ def exclude(record: StudyRecord, runs: Iterable[RunResult], missing: Mapping[str
 def pair_runs(
     record: StudyRecord, runs: Iterable[RunResult], excluded: Iterable[Excluded], factor: str, baseline: str
 ) -> tuple[Pairing, ...]:
-    """Every other arm of `factor` beside the baseline, cell by cell and trial by trial, in the plan's
-    order."""
+    """Every other arm of `factor` beside the baseline, cell by cell and trial by trial, in the design's order."""
     barred = {one.run for one in excluded}
     usable = {_key(run, record, factor): run for run in runs if run.name not in barred}
     cells: dict[CellKey, Cell] = {}
     planned: dict[tuple[CellKey, str], set[int]] = {}
-    for plan in record.runs:
+    for plan in in_design_order(record):
         key, arm, trial = _key(plan, record, factor)
         cells.setdefault(key, place(plan, record.compare, factor)[0])
         planned.setdefault((key, arm), set()).add(trial)
-    found = tuple(dict.fromkeys(arm for _, arm in planned))
-    order = [arm for arm in (record.arms if factor == record.compare else found) if arm != baseline]
+    order = [arm for arm in dict.fromkeys(arm for _, arm in planned) if arm != baseline]
     pairings = []
     for key, cell in cells.items():
         for arm in order:

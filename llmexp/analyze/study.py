@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmexp.analyze.pairs import Excluded, choose_arms, exclude, pair_runs
+from llmexp.analyze.pairs import Excluded, choose_arms, exclude, in_design_order, pair_runs
 from llmexp.errors import ResultError
 from llmexp.results import STUDY, SUMMARY, PlannedRun, RunResult, StudyRecord, load_run, load_study_record
 
@@ -34,9 +34,9 @@ class Study:
 
     @property
     def swept(self) -> dict[str, tuple[str, ...]]:
-        """Every swept key with its values, in the plan's order."""
+        """Every swept key with its values, in the design's order."""
         values: dict[str, dict[str, None]] = {}
-        for plan in self.record.runs:
+        for plan in in_design_order(self.record):
             for key, value in {**self._arm(plan), **plan.cell}.items():
                 values.setdefault(key, {})[value] = None
         return {key: tuple(found) for key, found in values.items()}

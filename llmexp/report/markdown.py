@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from llmexp.analyze.claims import Answer
-from llmexp.analyze.compare import Comparison, Effect
+from llmexp.analyze.compare import Comparison, Effect, scale_of
 from llmexp.analyze.intervals import MIN_TRIALS
 from llmexp.analyze.pairs import Pairing, cell_label
 from llmexp.analyze.power import POWER
@@ -87,12 +87,15 @@ def _finding(comparison: Comparison, pairing: Pairing, measure: str) -> str:
 
 
 def claim_text(claim: Claim) -> str:
-    """`throughput_req_per_s higher than 1.5, where max_num_seqs=128`."""
+    """`throughput_req_per_s higher than 1.5 times the baseline, where max_num_seqs=128`."""
     where = f", where {cell_label(claim.cell)}" if claim.cell else ""
     if claim.direction == "equivalent":
-        return f"{claim.measure} equivalent{where}"
-    than = f" than {claim.threshold:g}" if claim.threshold is not None else " than the baseline"
-    return f"{claim.measure} {claim.direction}{than}{where}"
+        return f"{claim.measure} equivalent to the baseline{where}"
+    if claim.threshold is None:
+        return f"{claim.measure} {claim.direction} than the baseline{where}"
+    if scale_of(claim.measure) == "ratio":
+        return f"{claim.measure} {claim.direction} than {claim.threshold:g} times the baseline{where}"
+    return f"{claim.measure}, less the baseline's, {claim.direction} than {claim.threshold:g}{where}"
 
 
 def _head(comparison: Comparison) -> Iterator[str]:

@@ -212,8 +212,8 @@ def hit_rates(comparison: Comparison, counted: Mapping[tuple[str, bool], Sequenc
     panel = figure.subplots()
     panel.plot([0, 1], [0, 1], color="0.6", linewidth=0.8, linestyle=":")
     arms = _arms(comparison)
-    for (arm, held), points in sorted(counted.items()):
-        style = arms.index(arm) if arm in arms else 0
+    for (arm, held), points in sorted(counted.items(), key=lambda item: (arms.index(item[0][0]), not item[0][1])):
+        style = arms.index(arm)
         x, y = np.array(points).T
         panel.scatter(
             x,
@@ -351,7 +351,7 @@ def _cells(levels: Iterator[Level]) -> Mapping[str, Cell]:
 
 
 def _arms(comparison: Comparison) -> list[str]:
-    """The baseline first, then the others in the plan's order: a fixed place means a fixed style."""
+    """The baseline first, then the others in the design's order: a fixed place means a fixed style."""
     found = list(dict.fromkeys(level.arm for level in comparison.levels))
     return sorted(found, key=lambda arm: arm != comparison.baseline)
 

@@ -5,9 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from llmexp.analyze import intervals
 from llmexp.analyze.compare import decide, equivalence_margin, scale_of
 from llmexp.analyze.study import load_study
 from llmexp.errors import ConfigError
+from llmexp.results import load_run, save_study
 from tests.analyze.synthetic import make_study
 from tests.analyze.test_pairs import change
 
@@ -135,6 +137,20 @@ def test_another_swept_key_can_tell_the_arms_apart(tmp_path: Path) -> None:
         study.compare("ordr")
 
 
+def test_tables_keep_the_order_of_the_design_whatever_the_order_of_execution(tmp_path: Path) -> None:
+    cells = [{"n": n} for n in ("8", "32", "4")]
+    speedups = {"off": 1.0, "salted": 1.0, "on": 2.0}
+    record = make_study(tmp_path / "s", speedups=speedups, cells=cells, trials=2, requests=8)
+    save_study(record.model_copy(update={"runs": record.runs[::-1]}), tmp_path / "s")
+    study = load_study(tmp_path / "s")
+    assert study.swept == {"cache": ("off", "salted", "on"), "n": ("8", "32", "4")}
+    comparison = study.compare()
+    places = [(pairing.cell["n"], pairing.arm) for pairing in comparison.pairings]
+    assert places == [(n, arm) for n in ("8", "32", "4") for arm in ("salted", "on")]
+    assert [level.cell["n"] for level in comparison.levels] == ["8"] * 3 + ["32"] * 3 + ["4"] * 3
+    assert comparison.levels[0].runs == ("n=8-cache=off-t0", "n=8-cache=off-t1")
+
+
 def test_a_single_arm_has_levels_and_no_rows(tmp_path: Path) -> None:
     cells = [{"max_num_seqs": "8"}, {"max_num_seqs": "32"}]
     make_study(tmp_path / "s", compare=None, speedups={"": 1.0}, cells=cells, trials=2, requests=8)
@@ -160,8 +176,6 @@ def test_an_effect_too_small_to_matter_is_equivalent() -> None:
 
 
 def test_identical_arms_get_few_false_verdicts() -> None:
-    from llmexp.analyze import intervals
-
     rng = np.random.default_rng(4)
     effects = rng.normal(0, 0.05, (3000, 5, 3)) + rng.normal(0, 0.05, (3000, 1, 3))  # measures move together
     p = intervals.p_different(effects)
@@ -181,8 +195,6 @@ def test_the_table_has_one_line_per_cell_arm_and_measure(tmp_path: Path) -> None
 
 def change_rounds(folder: Path, measures: dict[str, tuple[float, ...]]) -> None:
     """Replaces measures of a run's rounds, one value a round."""
-    from llmexp.results import load_run
-
     rounds = load_run(folder).rounds
     changed = [
         one.model_copy(update={"measures": {**one.measures, **{k: float(v[i]) for k, v in measures.items()}}})

@@ -1,7 +1,7 @@
 """Searches over one key of the config: bisection instead of a grid. They ask a probe and know nothing of engines."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -135,15 +135,14 @@ def sentence(found: Floor | Saturation, key: str) -> str:
         if found.largest_failed is None:
             return f"{key}={found.smallest} starts already; lower study.search_low to find the floor"
         return f"smallest {key} that starts: {found.smallest} ({found.largest_failed} does not)"
-    parts = [f"throughput stops rising at {key}={found.knee} (best: {found.best})"]
+    broken = [point.value for point in found.points if not point.met_slo]
+    if found.knee < found.points[-1].value:
+        said = f"throughput stops rising at {key}={found.knee} (best: {found.best})"
+    else:
+        said = f"throughput still rises at {key}={found.knee}"
     if found.falls:
-        parts.append("and falls again beyond")
-    broken = _values(found.points, met=False)
+        said += " and falls again beyond"
     if broken:
         limit = "no value tried" if found.slo_limit is None else f"{key}={found.slo_limit}"
-        parts.append(f"; the SLO is met up to {limit}, not at {min(broken)}")
-    return " ".join(parts).replace(" ;", ";")
-
-
-def _values(points: Sequence[Point], *, met: bool) -> list[Value]:
-    return [point.value for point in points if point.met_slo == met]
+        said += f"; the SLO is met up to {limit}, not at {min(broken)}"
+    return said

@@ -57,10 +57,10 @@ def sweep(arguments: Sequence[str], base: DictConfig, context: HydraContext, tas
         return resolve(context.config_loader.load_sweep_config(base, [*taken.shared, *overrides]))
 
     shared = composed([])
-    swept = dict(taken.swept)
-    if shared.study.search:
-        swept = _without_searched(taken, shared.study)
-    design = plan.design(swept, shared.study)
+    swept, asked = dict(taken.swept), shared.study
+    if asked.search:
+        swept, asked = _with_ends(taken, asked)
+    design = plan.design(swept, asked)
     if shared.study.claims:
         from llmexp.analyze.claims import check_claims
 
@@ -88,7 +88,7 @@ def sweep(arguments: Sequence[str], base: DictConfig, context: HydraContext, tas
         if shared.study.search:
 
             def made(values: tuple[str, ...]) -> tuple[list[_Job], list[str]]:
-                grown = plan.design({**swept, str(shared.study.search_key): values}, shared.study)
+                grown = plan.design({**swept, str(asked.search_key): values}, asked)
                 jobs = _jobs(grown, shared, name, taken.shared, composed)
                 results.save_study(_record(grown, shared, name, [job.planned for job in jobs], arguments), folder)
                 missing = [[*job.overrides, parent] for job in jobs if not _is_done(job)]
@@ -108,13 +108,18 @@ def sweep(arguments: Sequence[str], base: DictConfig, context: HydraContext, tas
     return study
 
 
-def _without_searched(taken: plan.Sweep, study: StudyConfig) -> dict[str, tuple[str, ...]]:
-    """The swept keys with the ends of the search in place of the searched key's own values."""
+def _with_ends(taken: plan.Sweep, study: StudyConfig) -> tuple[dict[str, tuple[str, ...]], StudyConfig]:
+    """The swept keys, with the ends of the search as values of the searched key, and what is compared.
+
+    That is the searched key, unless the key that the study compares is swept.
+    """
     key = str(study.search_key)
     others = [other for other in taken.swept if other != key]
     if study.search == "saturation" and others:
         raise ConfigError(f"study.search=saturation: {others[0]} is swept as well; give it one value")
-    return {**taken.swept, key: (str(study.search_low), str(study.search_high))}
+    if study.compare not in others:
+        study = study.model_copy(update={"compare": key, "baseline": None})
+    return {**taken.swept, key: (str(study.search_low), str(study.search_high))}, study
 
 
 def _search(

@@ -1,0 +1,40 @@
+"""A search as a study: it grows by the values that the search asks for, and goes on where it stopped."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from llmexp.analyze.study import load_study
+from tests.golden.server import golden_server
+
+
+def search(folder: Path, url: str) -> subprocess.CompletedProcess[str]:
+    command = [
+        sys.executable, "-m", "llmexp", "-m",
+        "engine=endpoint", f"engine.url={url}", "model=tiny_random", "gpu=cpu", "tracking=off", "rounds=1",
+        "kv.block_size=16", "client.lag_limit_ms=10000", f"runs_dir={folder}", "study.name=found",
+        "workload=unique_prefix", "workload.num_requests=12", "workload.prefix_tokens=64",
+        "workload.suffix_tokens=16", "workload.output_tokens=3",
+        "study.search=saturation", "study.search_key=load.concurrency", "study.search_low=1", "study.search_high=4",
+        "study.search_resolution=0.5",
+    ]  # fmt: skip
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_a_search_is_a_study_that_is_resumed_without_asking_again(tmp_path: Path) -> None:
+    # The server takes 140 ms whatever its load, so that throughput rises in proportion to what is in flight.
+    with golden_server(ttft_s=0.1, itl_s=0.02) as server:
+        first = search(tmp_path, server.url)
+        assert first.returncode == 0, first.stderr
+        sent = len(server.seen)
+        again = search(tmp_path, server.url)
+        assert again.returncode == 0, again.stderr
+        assert len(server.seen) == sent  # nothing is measured twice
+    assert "throughput still rises at load.concurrency=4" in first.stderr
+    found = json.loads((tmp_path / "found" / "search.json").read_text())
+    assert (found["knee"], found["best"], found["falls"]) == (4, 4, False)
+    study = load_study(tmp_path / "found")
+    assert study.record.compare == "load.concurrency"
+    assert set(study.record.arms) == {str(point["value"]) for point in found["points"]} >= {"1", "2", "4"}
+    assert all(run.valid for run in study.runs) and not study.missing

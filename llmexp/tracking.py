@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmexp.errors import ConfigError
-from llmexp.results import RunResult
+from llmexp.results import FIGURES, RunResult
 from llmexp.schema.config import Config, TrackingConfig
 
 if TYPE_CHECKING:
@@ -174,6 +174,8 @@ def finish_study(run: TrackedRun, status: str, note: str, folder: Path) -> None:
     set_tags(run, {"mlflow.note.content": note})
     for file in sorted(path for path in folder.iterdir() if path.is_file()):
         run.client.log_artifact(run.run_id, str(file))
+    if (folder / FIGURES).is_dir():
+        run.client.log_artifacts(run.run_id, str(folder / FIGURES), FIGURES)
     run.client.set_terminated(run.run_id, _STATUS[status])
 
 

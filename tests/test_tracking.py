@@ -73,6 +73,8 @@ def test_a_study_and_its_run_as_mlflow_shows_them(tmp_path: Path) -> None:
     study_folder = tmp_path / "study"
     study_folder.mkdir()
     (study_folder / "report.md").write_text("# report")
+    (study_folder / "figures").mkdir()
+    (study_folder / "figures" / "effect.png").touch()
     tracking.finish_study(parent, "complete", "| a | b |", study_folder)
 
     client = parent.client
@@ -91,6 +93,7 @@ def test_a_study_and_its_run_as_mlflow_shows_them(tmp_path: Path) -> None:
     assert {"summary.json", "requests.parquet"} <= names
     fetched = client.download_artifacts(child.run_id, "summary.json", str(tmp_path))
     assert load_run(Path(fetched).parent).arm == "on"
+    assert [file.path for file in client.list_artifacts(parent.run_id, "figures")] == ["figures/effect.png"]
     assert client.get_run(parent.run_id).data.tags["mlflow.note.content"] == "| a | b |"
     assert str(tmp_path / "mlruns" / "artifacts") in client.get_run(child.run_id).info.artifact_uri
 

@@ -13,9 +13,7 @@ from llmexp.analyze.claims import answer_claims, check_claims
 from llmexp.analyze.requests import request_effects
 from llmexp.analyze.study import Study
 from llmexp.report.markdown import markdown
-from llmexp.results import RunResult
-
-FIGURES = "figures"
+from llmexp.results import FIGURES, RunResult
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """The driver: sends each request when it is due, keeps what comes back, and watches itself doing so."""
 
 import asyncio
+import math
 from array import array
 from collections.abc import Callable
 from time import monotonic
@@ -13,6 +14,7 @@ from llmexp.client.ledger import Ledger
 
 HEARTBEAT_S = 0.02
 BEATS_PER_REPORT = 5
+START_MARGIN_S = 0.01  # before the first request, in which no body is made
 
 
 class Driver:
@@ -49,7 +51,7 @@ class Driver:
         self._beat_at = start
         self._heartbeat = Alarm(loop, self._beat)
         self._heartbeat.set(start)
-        self._prepare()
+        self._prepare(until=start - START_MARGIN_S)
         self._pump()
         await self._done
         progress(len(self.ledger))
@@ -96,9 +98,9 @@ class Driver:
             self._alarm.set(self._agenda.wake_at())
             self._prepare()
 
-    def _prepare(self) -> None:
+    def _prepare(self, until: float = math.inf) -> None:
         for index in self._agenda.coming():
-            if index not in self._bodies:
+            if index not in self._bodies and monotonic() < until:
                 self._bodies[index] = self._transport.body(index)
 
     def _count(self, now: float) -> None:

@@ -61,7 +61,9 @@ class LeanTransport:
             found = await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
         except socket.gaierror as error:
             raise OSError(f"cannot find the host of {self.base_url}: {error.strerror}") from None
-        self._family, _, _, _, self._address = found[0]
+        for self._family, _, _, _, self._address in found:
+            if len(found) == 1 or await self._answers():  # a name may have addresses that nobody listens on
+                break
         fresh = [_Connection(self, None) for _ in range(connections)]
         await asyncio.gather(*(self._connect(connection) for connection in fresh))
 
@@ -109,6 +111,15 @@ class LeanTransport:
         call.end = monotonic()
         del self._busy[call.index]
         self._finished(call)
+
+    async def _answers(self) -> bool:
+        with socket.socket(self._family, socket.SOCK_STREAM) as sock:
+            sock.setblocking(False)
+            try:
+                await asyncio.get_running_loop().sock_connect(sock, self._address)
+            except OSError:
+                return False
+            return True
 
     async def _connect(self, connection: "_Connection", body: bytes = b"") -> None:
         loop = asyncio.get_running_loop()

@@ -277,7 +277,8 @@ class _Crew:
             except subprocess.TimeoutExpired:
                 continue
             if job.outcome.exists():
-                outcomes[k] = pickle.loads(job.outcome.read_bytes())
+                with job.outcome.open("rb") as file:
+                    outcomes[k] = pickle.load(file)
         return outcomes
 
     def obituary(self) -> str:

@@ -77,6 +77,20 @@ def test_a_request_holds_what_the_workload_and_the_config_say() -> None:
     ]
 
 
+def test_a_prompt_larger_than_the_sockets_buffers_arrives_whole() -> None:
+    with golden_server() as server:
+        found = send(server, numbered(2, prompt_tokens=2_000_000))
+    assert found.trace["error"].to_pylist() == [None, None]
+    assert [seen.body["prompt"] == [i] * 2_000_000 for i, seen in enumerate(server.seen)] == [True, True]
+
+
+def test_a_name_with_an_address_that_nobody_listens_on_is_reached() -> None:
+    # `localhost` is often ::1 first, where a server on 127.0.0.1 does not listen.
+    with golden_server() as server:
+        found = send(server.url.replace("127.0.0.1", "localhost"), numbered(1))
+    assert found.trace["error"].to_pylist() == [None]
+
+
 def test_both_transports_send_the_same() -> None:
     bodies = {}
     for transport in TRANSPORTS:

@@ -15,18 +15,12 @@ def waits_s(simulation: Simulation) -> Floats:
 
 
 def overtaken(simulation: Simulation) -> Ints:
-    """For each request, how many that were sent later got into the batch in an earlier step, shape (n,)."""
-    sent = simulation.requests["sent_s"].to_numpy()
+    """For each request, how many of those sent after it (at the same time: later in the workload) got into the
+    batch in an earlier step, shape (n,)."""
     admitted = simulation.requests["admitted_s"].to_numpy()
-    counts = np.zeros(len(sent), np.int64)
-    later: list[float] = []  # steps at which requests sent later were admitted, sorted
-    order = np.argsort(sent, kind="stable")[::-1]
-    start = 0
-    while start < len(order):
-        group = [i for i in order[start:] if sent[i] == sent[order[start]]]
-        for i in group:
-            counts[i] = bisect_left(later, admitted[i])
-        for i in group:
-            insort(later, admitted[i])
-        start += len(group)
+    counts = np.zeros(len(admitted), np.int64)
+    later: list[float] = []  # sorted
+    for i in np.argsort(simulation.requests["sent_s"].to_numpy(), kind="stable")[::-1]:
+        counts[i] = bisect_left(later, admitted[i])
+        insort(later, admitted[i])
     return counts

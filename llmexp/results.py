@@ -15,7 +15,7 @@ from llmexp.schema.study import Claim
 
 CONFIG, WORKLOAD, TRACE = "config.yaml", "workload.json", "requests.parquet"
 COUNTERS, ENGINE_LOG, SUMMARY = "counters.parquet", "engine.log", "summary.json"
-STUDY, SEARCH = "study.json", "search.json"
+STUDY, SEARCH, FIGURES = "study.json", "search.json", "figures"
 
 
 class _Record(BaseModel):

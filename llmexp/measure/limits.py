@@ -9,12 +9,24 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from llmexp.errors import ConfigError
+from llmexp.architecture import Architecture
 from llmexp.schema.config import Config
-from llmexp.simulate.roofline import Gpu, Model, all_reduce_s, kv_bytes_per_token_and_gpu
 
 _BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "auto": 2}
 _KV_BYTES = {"fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1, "bfloat16": 2}
+
+Counts = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What the device can do, by its datasheet: of each of `devices` alike. `link_bytes_per_s` is the bandwidth of
+    the link to the others in one direction, None where it is not known."""
+
+    flops_per_s: float
+    bandwidth_bytes_per_s: float
+    link_bytes_per_s: float | None = None
+    devices: int = 1
 
 
 @dataclass(frozen=True)
@@ -34,14 +46,15 @@ class Limit:
 
 
 def limit(
-    model: Model,
-    gpu: Gpu,
+    model: Architecture,
+    rates: Rates,
     *,
-    prompt_tokens: NDArray[np.int64],
-    cached_tokens: NDArray[np.int64],
-    output_tokens: NDArray[np.int64],
+    prompt_tokens: Counts,
+    cached_tokens: Counts,
+    output_tokens: Counts,
     max_num_seqs: int,
-    tensor_parallel_size: int = 1,
+    weight_bytes: int = 2,
+    kv_bytes: int = 2,
 ) -> Limit:
     """The floor of serving these requests, each array of shape `(n,)`, at most `max_num_seqs` at a time.
 
@@ -50,35 +63,36 @@ def limit(
     2022, PaLM, appendix B). Reading: every forward pass reads all weights; the passes are at least the longest
     answer, and at least all generated tokens over `max_num_seqs`; a generated token reads the KV of its context.
     Tensor parallelism divides all of these and adds two all-reduces of the hidden states a layer (Shoeybi et al.
-    2019, Megatron-LM); without a link bandwidth they are left out, which lowers the floor.
+    2019, Megatron-LM), each of which sends 2 (n - 1) / n of its data over every link (Patarasuk and Yuan 2009).
+    KV heads are copied where there are more devices than heads.
     """
+    n = rates.devices
     p, c, out = (values.astype(np.float64) for values in (prompt_tokens, cached_tokens, output_tokens))
     later = np.maximum(out - 1, 0)  # the first token comes from the prefill
-    flops, bandwidth = gpu.flops_per_s * tensor_parallel_size, gpu.bandwidth_bytes_per_s
+    layers, head = model.layer_weights, model.head_weights
     pair = 4 * model.num_layers * model.num_heads * model.head_dim
-    layers, head = 2 * model.layer_parameters, 2 * model.head_parameters
 
     pairs = (p * (p + 1) - c * (c + 1)) / 2
-    prefill_flops = float((layers * (p - c) + head + pair * pairs).sum())
+    prefill_flops = float((2 * layers * (p - c) + 2 * head + pair * pairs).sum())
     # Generated token j, from 1 to later, is the query of position p + j and sees p + j keys.
     contexts = later * p + later * (later + 1) / 2
-    decode_flops = float(((layers + head) * later + pair * contexts).sum())
+    decode_flops = float((2 * (layers + head) * later + pair * contexts).sum())
 
-    weights = (model.layer_parameters + model.head_parameters) * model.dtype_bytes / tensor_parallel_size
-    kv = kv_bytes_per_token_and_gpu(model, tensor_parallel_size)
-    steps = max(float(later.max(initial=0.0)), math.ceil(later.sum() / max_num_seqs))
-    decode_bytes = weights * steps + kv * float(contexts.sum())
+    weights = (layers + head) * weight_bytes / n
+    kv = model.kv_values_per_token * kv_bytes / min(n, model.num_kv_heads)
+    passes = max(float(later.max(initial=0.0)), math.ceil(later.sum() / max_num_seqs))
+    decode_bytes = weights * passes + kv * float(contexts.sum())
 
-    reduced = 0.0
-    if tensor_parallel_size > 1 and gpu.link_bytes_per_s is not None:
-        hidden = float((p - c + later).sum()) * model.hidden_size * model.dtype_bytes
-        reduced = 2 * model.num_layers * all_reduce_s(hidden, gpu, tensor_parallel_size)
+    reduced_s = 0.0
+    if n > 1 and rates.link_bytes_per_s is not None:
+        hidden_bytes = float((p - c + later).sum()) * model.hidden_size * weight_bytes
+        reduced_s = 2 * model.num_layers * hidden_bytes * 2 * (n - 1) / n / rates.link_bytes_per_s
     return Limit(
-        prefill_s=prefill_flops / flops,
-        decode_s=decode_bytes / bandwidth,
-        compute_s=(prefill_flops + decode_flops) / flops,
-        memory_s=(decode_bytes + (weights if len(p) else 0.0)) / bandwidth,
-        all_reduce_s=reduced,
+        prefill_s=prefill_flops / (rates.flops_per_s * n),
+        decode_s=decode_bytes / rates.bandwidth_bytes_per_s,
+        compute_s=(prefill_flops + decode_flops) / (rates.flops_per_s * n),
+        memory_s=(decode_bytes + weights) / rates.bandwidth_bytes_per_s,  # a prefill reads the weights too
+        all_reduce_s=reduced_s,
     )
 
 
@@ -87,8 +101,8 @@ def limit_measures(config: Config, model_config: Mapping[str, Any], trace: pa.Ta
 
     Empty where the device's rates, the model's dimensions or the tokens served are not known.
     """
-    gpu = config.gpu
-    if gpu.flops_per_s is None or gpu.bandwidth_bytes_per_s is None or not len(trace):
+    gpu, model = config.gpu, Architecture.of(model_config)
+    if gpu.flops_per_s is None or gpu.bandwidth_bytes_per_s is None or model is None or not len(trace):
         return {}
     cached = trace["cached_tokens"]
     if not config.cache.enable_prefix_caching or config.cache.salt_requests:
@@ -97,23 +111,16 @@ def limit_measures(config: Config, model_config: Mapping[str, Any], trace: pa.Ta
     if any(column.null_count for column in columns):
         return {}
     width = _BYTES[gpu.dtype or "auto"]
-    try:
-        model = Model.of_config(model_config, dtype_bytes=width, kv_dtype_bytes=_KV_BYTES.get(config.kv.dtype, width))
-    except ConfigError:
-        return {}
     prompt_tokens, cached_tokens, output_tokens = (column.to_numpy().astype(np.int64) for column in columns)
     floor = limit(
         model,
-        Gpu(
-            flops_per_s=gpu.flops_per_s,
-            bandwidth_bytes_per_s=gpu.bandwidth_bytes_per_s,
-            link_bytes_per_s=gpu.link_bytes_per_s,
-        ),
+        Rates(gpu.flops_per_s, gpu.bandwidth_bytes_per_s, gpu.link_bytes_per_s, gpu.tensor_parallel_size),
         prompt_tokens=prompt_tokens,
         cached_tokens=cached_tokens,
         output_tokens=output_tokens,
         max_num_seqs=config.max_num_seqs,
-        tensor_parallel_size=gpu.tensor_parallel_size,
+        weight_bytes=width,
+        kv_bytes=_KV_BYTES.get(config.kv.dtype, width),
     )
     duration_s = float(trace["end_s"].to_numpy().max() - trace["sent_s"].to_numpy().min())
     measures = {"limit_prefill_s": floor.prefill_s, "limit_decode_s": floor.decode_s, "limit_s": floor.total_s}

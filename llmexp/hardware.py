@@ -65,12 +65,13 @@ def gpus() -> tuple[Gpu, ...]:
 
 
 def used_memory_bytes(gpu: Gpu) -> int:
-    """Memory in use on a device, by NVML."""
+    """Memory in use on a device, by NVML, without what the driver reserves for itself."""
     import pynvml
 
     pynvml.nvmlInit()
     try:
-        return int(pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid)).used)
+        handle = pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
+        return int(pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2).used)
     finally:
         pynvml.nvmlShutdown()
 

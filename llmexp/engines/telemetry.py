@@ -75,7 +75,7 @@ def _sample(nvml: Any, device: Any) -> GpuSample:
         "gpu_energy_j": lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(device) / 1e3,
         "gpu_utilization": lambda: nvml.nvmlDeviceGetUtilizationRates(device).gpu / 100,
         "gpu_memory_utilization": lambda: nvml.nvmlDeviceGetUtilizationRates(device).memory / 100,
-        "gpu_memory_used_bytes": lambda: float(nvml.nvmlDeviceGetMemoryInfo(device).used),
+        "gpu_memory_used_bytes": lambda: float(nvml.nvmlDeviceGetMemoryInfo(device, version=nvml.nvmlMemory_v2).used),
         "gpu_sm_clock_mhz": lambda: float(nvml.nvmlDeviceGetClockInfo(device, nvml.NVML_CLOCK_SM)),
         "gpu_memory_clock_mhz": lambda: float(nvml.nvmlDeviceGetClockInfo(device, nvml.NVML_CLOCK_MEM)),
         "gpu_temperature_c": lambda: float(nvml.nvmlDeviceGetTemperature(device, nvml.NVML_TEMPERATURE_GPU)),

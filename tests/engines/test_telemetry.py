@@ -19,7 +19,8 @@ def nvmlDeviceGetTotalEnergyConsumption(device):
     if device == 2: raise NVMLError("not supported")
     return int(time.monotonic() * 1e5)
 def nvmlDeviceGetUtilizationRates(device): return Rates
-def nvmlDeviceGetMemoryInfo(device): return Used
+nvmlMemory_v2 = 2
+def nvmlDeviceGetMemoryInfo(device, version): return Used
 def nvmlDeviceGetClockInfo(device, kind): return 1000 * kind
 def nvmlDeviceGetTemperature(device, kind): return 50
 def nvmlDeviceGetCurrentClocksThrottleReasons(device): return 4

@@ -52,8 +52,7 @@ def custom(config: Custom, model: Model) -> Workload:
     for i, prompt in enumerate(workload.prompts()):
         if prompt.max(initial=0) >= model.vocab_size:
             raise WorkloadError(
-                f"{config.path}: request {i} has token id {prompt.max()}; "
-                f"{model.name} has ids below {model.vocab_size}"
+                f"{config.path}: request {i} has token id {prompt.max()}; {model.name} has ids below {model.vocab_size}"
             )
     kept = np.arange(len(workload))[: config.limit]
     if config.order == "shuffled":

@@ -73,8 +73,9 @@ class Vocabulary:
     """The token ids that synthetic prompts may hold, in two disjoint halves drawn by the seed.
 
     *Marks* open a passage and number it; *body* tokens fill it. As no body token is a mark, two passages
-    with different numbers differ from their first tokens on, and a passage that opens where another goes on
-    ends what the two prompts share. No chance is involved, whatever the size of the vocabulary or the block.
+    with different numbers differ within their first `mark_tokens` (one, unless there are more passages than
+    marks), and a passage that opens where another goes on ends what the two prompts share. No chance is
+    involved, whatever the size of the vocabulary, and for any block that holds the marks.
     """
 
     def __init__(self, model: Model, seed: int) -> None:

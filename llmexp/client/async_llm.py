@@ -131,7 +131,7 @@ async def _stop_on_goodbye(talk: async_host.Talk, driver: Driver) -> None:
 
 
 class Guest:
-    """Our end of a job that is served in an engine's process; see `llmexp.client.replay.Crew`."""
+    """Our end of a job that is served in an engine's process: what the worker processes are to a server."""
 
     def __init__(self, host: Host, job: Job) -> None:
         self._stack = ExitStack()

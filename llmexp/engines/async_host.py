@@ -72,6 +72,16 @@ async def main(path: str, arguments: list[str]) -> int:
     gc.freeze()  # as vLLM's server does
     over = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, over.set)
+    server = await listen(engine, path, over)
+    await over.wait()
+    server.close()
+    died = engine.errored
+    engine.shutdown()
+    return int(died)
+
+
+async def listen(engine: Any, path: str, over: asyncio.Event) -> asyncio.Server:
+    """Runs what is sent to the socket `path`, each call by itself; sets `over` if the engine dies of one."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         talk = Talk(reader, writer)
@@ -88,12 +98,7 @@ async def main(path: str, arguments: list[str]) -> int:
             if engine.errored:
                 over.set()
 
-    server = await asyncio.start_unix_server(answer, path)
-    await over.wait()
-    server.close()
-    died = engine.errored
-    engine.shutdown()
-    return int(died)
+    return await asyncio.start_unix_server(answer, path)
 
 
 if __name__ == "__main__":

@@ -384,9 +384,8 @@ def speed(args: argparse.Namespace) -> None:
             ours = None
             for peer in [own_peer("llmexp", "llmexp, one worker", 20000), *peers(args)]:
                 rates, busys, peaks, note = [], [], [], ""
-                for k in range(args.repeat):
-                    folder = Path(base) / f"{concurrency}-{peer.name[:8]}-{k}".replace(" ", "_")
-                    folder.mkdir()
+                for _ in range(args.repeat):
+                    folder = Path(tempfile.mkdtemp(dir=base))
                     server.seen()
                     try:
                         found = peer.run(server.url, concurrency, peer.requests, folder)
@@ -418,8 +417,7 @@ def fidelity(args: argparse.Namespace) -> None:
         print(f"\ntruth: TTFT {TTFT_MS} ms, ITL {ITL_MS} ms, concurrency {concurrency}; reported minus true")
         print("| client | TTFT p50, ms | TTFT p99, ms | in flight at most |\n| --- | --- | --- | --- |")
         for peer in [own_peer("llmexp", "llmexp, one worker", 6000), *peers(args)]:
-            folder = Path(base) / peer.name[:8].replace(" ", "_")
-            folder.mkdir()
+            folder = Path(tempfile.mkdtemp(dir=base))
             server.seen()
             try:
                 found = peer.run(server.url, concurrency, min(peer.requests, 6000), folder)
@@ -444,6 +442,9 @@ def _per_request(found: dict[str, Any], seen: Seen) -> None:
     order = np.argsort(seen.first)
     sent, received = seen.sent[order], seen.received[order]
     times, asked = np.array(found["times"]), np.array(found["intended"])
+    reported, true = np.diff(times).ravel(), np.diff(sent).ravel()
+    apart = [1e3 * (np.percentile(reported, q) - np.percentile(true, q)) for q in (50, 99)]
+    print(f"|   ITL | {apart[0]:+.2f} | {apart[1]:+.2f} | |")
     for name, late in {
         "due to received by the mock": received - asked,
         "mock's send to first token": times[:, 0] - sent[:, 0],

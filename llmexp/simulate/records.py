@@ -9,6 +9,8 @@ from llmexp.simulate.requests import Floats, Ints, Requests
 from llmexp.simulate.scheduler import Scheduler, Step
 from llmexp.simulate.sequence import Sequence
 
+# kernel.py is compiled with the places of these names; its cache on disk knows only kernel.py's own changes, so
+# touch that file when one of these tuples changes.
 STEP_TIMES = ("start_s", "duration_s")
 STEP_COUNTS = (
     "running",  # sequences in the batch, scheduled in this step or not

@@ -10,7 +10,7 @@ seconds = st.floats(1e-9, 10.0)
 coefficients = st.builds(Work, *[seconds] * 6)
 
 
-@settings(max_examples=2 * settings.default.max_examples, deadline=None)
+@settings(deadline=None)
 @given(case=cases(), fixed=coefficients, compute=coefficients, memory=coefficients)
 def test_compiled_equals_plain_to_the_last_bit(case: Case, fixed: Work, compute: Work, memory: Work) -> None:
     cost = StepCost(fixed, compute, memory)

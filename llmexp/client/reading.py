@@ -21,11 +21,12 @@ class Reading:
     """Reads one answer's chunks into its call.
 
     A chunk carries a token if it has text, reasoning, part of a tool call, or token ids. A chunk with only a
-    role, with empty text or with only usage carries none. Where the usage counts more tokens than chunks
-    carried, the chunk with the finish reason carried one without text: a stop token, or half a character.
+    role, with empty text or with only usage carries none by itself. But if the usage counts just as many more
+    tokens than chunks as there were chunks with empty text, each of those carried one: a part of a character,
+    whose text came later, or a stop token. Of any other number, the chunk with the finish reason carried one.
     """
 
-    __slots__ = ("_api", "_call", "_empty", "_finish_at", "_keep", "_opening", "done")
+    __slots__ = ("_api", "_call", "_empty", "_finish_at", "_keep", "_opening", "_silent", "done")
 
     def __init__(self, call: Call, api: Literal["completions", "chat"], keep_text: bool) -> None:
         self._call = call
@@ -34,6 +35,7 @@ class Reading:
         self._opening = _OPENING[api]
         self._empty = self._opening + b'"'
         self._finish_at: float | None = None
+        self._silent: list[float] = []
         self.done = False
 
     def event(self, payload: bytes, now: float) -> None:
@@ -65,13 +67,15 @@ class Reading:
             return
         for choice in chunk["choices"]:
             text, other = self._content(choice)
-            carries_token = bool(text or other or choice.get("token_ids"))
-            if carries_token:
-                call.chunks.append(now)
             if self._keep:
                 call.text = (call.text or "") + text
                 if call.logprobs is None and (logprobs := choice.get("logprobs")):
                     call.logprobs = _first_token(logprobs)
+            carries_token = bool(text or other or choice.get("token_ids"))
+            if carries_token:
+                call.chunks.append(now)
+            elif not (choice.get("delta") or {}).get("role"):
+                self._silent.append(now)
             if choice.get("finish_reason"):
                 call.finish_reason = choice["finish_reason"]
                 if not carries_token:
@@ -95,7 +99,10 @@ class Reading:
         call = self._call
         if call.error is None and not self.done and call.finish_reason is None:
             call.error = f"the stream ended without a finish reason or {DONE.decode()}, {len(call.chunks)} chunks in"
-        if self._finish_at is not None and (call.output_tokens or 0) > len(call.chunks):
+        missing = (call.output_tokens or 0) - len(call.chunks)
+        if missing == len(self._silent):
+            call.chunks = sorted([*call.chunks, *self._silent])
+        elif missing > 0 and self._finish_at is not None:
             call.chunks.append(self._finish_at)
 
 

@@ -104,6 +104,16 @@ def test_usage_tells_that_the_last_chunk_carried_a_token_without_text() -> None:
     assert read("completions", completion("a"), completion("", "stop"), DONE).chunks == [1.0]
 
 
+def test_empty_text_carries_a_token_where_the_usage_counts_one_for_each() -> None:
+    """vLLM sends a chunk for every token; one that completes no character has no text."""
+    half = [completion(""), completion("é"), completion(""), completion(""), completion("c", "length")]
+    assert read("completions", *half, usage(1, 5), DONE).chunks == [1.0, 2.0, 3.0, 4.0, 5.0]
+    # Bundled tokens beside an empty chunk: the usage does not tell which chunk carried what.
+    assert read("completions", *half, usage(1, 9), DONE).chunks == [2.0, 5.0]
+    spoken = [chat({"role": "assistant", "content": ""}), chat({"content": ""}), chat({"content": "é"}, "stop")]
+    assert read("chat", *spoken, usage(1, 2), DONE).chunks == [2.0, 3.0]
+
+
 def test_usage_may_come_with_every_chunk() -> None:
     chunks = [
         completion(text) | {"usage": {"prompt_tokens": 3, "completion_tokens": n}} for n, text in ((1, "a"), (2, "b"))

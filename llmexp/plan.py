@@ -1,5 +1,6 @@
 """A sweep as a design: which runs, in which order, sharing which engine launches."""
 
+import hashlib
 import itertools
 import random
 import re
@@ -8,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from llmexp.analyze.pairs import choose_arms
+from llmexp.compose import open_keys
 from llmexp.errors import ConfigError
 from llmexp.results import PlannedRun
 from llmexp.schema.study import StudyConfig
@@ -15,7 +17,8 @@ from llmexp.schema.study import StudyConfig
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
 
-Place = tuple[str | None, Mapping[str, str], int]  # arm, cell, trial
+_OF_THE_STUDY = ("seed", "study", "tracking", "runs_dir", "run")
+_LONGEST_NAME = 200  # of a folder; file systems take 255 bytes
 
 
 @dataclass(frozen=True)
@@ -40,29 +43,31 @@ class Design:
 def take_apart(overrides: Sequence["Override"]) -> Sweep:
     """Separates the swept keys from the rest; of several overrides of a key the last counts, as in Hydra.
 
-    Raises ConfigError for a sweep without a finite list of values.
+    Raises ConfigError for a sweep without a finite list of values, or of what all runs of a study share.
     """
     swept: dict[str, tuple[str, ...]] = {}
     shared: dict[str, str] = {}
     for override in overrides:
-        key = override.get_key_element()
+        key = override.get_key_element().lstrip("+")
         swept.pop(key, None)
         shared.pop(key, None)
         if not override.is_sweep_override():
-            shared[key] = f"{key}={override.get_value_element_as_str()}"
+            shared[key] = str(override.input_line)
+        elif key.partition(".")[0] in _OF_THE_STUDY:
+            hint = ": each trial has a seed of its own, see study.trials" if key == "seed" else ""
+            raise ConfigError(f"{key}: cannot be swept{hint}")
         elif override.is_discrete_sweep():
-            values = tuple(dict.fromkeys(override.sweep_string_iterator()))
-            swept[key] = values
+            swept[key] = tuple(dict.fromkeys(override.sweep_string_iterator()))
         else:
             raise ConfigError(f"{key}: an interval has no list of values; give the values, as in {key}=1,2,3")
-    return Sweep(swept, tuple(shared.values()))
+    return Sweep(swept, tuple(open_keys(list(shared.values()))))
 
 
 def design(swept: Mapping[str, tuple[str, ...]], study: StudyConfig) -> Design:
     """The design of a study: what is swept, compared and repeated.
 
     `study.cells` replaces the product of the keys that are not compared.
-    Raises ConfigError if the compared key is not swept, or the baseline is no arm.
+    Raises ConfigError if the compared key is not swept, the baseline is no arm, or two runs have one name.
     """
     compare, baseline = choose_arms(study.compare, study.baseline, swept)
     arms = swept[compare] if compare else ("",)
@@ -73,15 +78,23 @@ def design(swept: Mapping[str, tuple[str, ...]], study: StudyConfig) -> Design:
         if clash:
             raise ConfigError(f"study.cells: {clash[0]} is swept as well; state it in one place")
         cells = tuple({**cell, **extra} for cell in cells for extra in study.cells)
-    return Design(compare, baseline, arms, cells, study.trials)
+    made = Design(compare, baseline, arms, cells, study.trials)
+    seen: dict[str, str] = {}
+    for arm, cell in itertools.product(arms, cells):
+        values = " ".join(f"{key}={value}" for key, value in {**({compare: arm} if compare else {}), **cell}.items())
+        other = seen.setdefault(name(made, arm, cell, 0), values)
+        if other != values:
+            raise ConfigError(f"{values}: its folder would have the name of {other}'s; choose other values")
+    return made
 
 
 def order(plan: Design, launch_key: Callable[[str, Mapping[str, str], int], object], seed: int) -> list[PlannedRun]:
     """All runs in the order in which they are made.
 
-    Within a trial, cells whose engines are equal for every arm stand together, in an order shuffled by `seed`.
-    Where the arms need different engines, each arm does all its cells of such a group on one launch; where they
-    share one, the arms of a cell stand side by side. The order of the arms is reversed from trial to trial.
+    Within a trial, cells whose engines are equal for every arm stand together; these groups, and the cells in them,
+    are shuffled by `seed`. Where the arms need different engines, each arm does all its cells of a group on one
+    launch, in one order, so that the runs of any pair are equally far apart; where they share an engine, the arms
+    of a cell stand side by side. The order of the arms is reversed from trial to trial.
     """
     runs: list[PlannedRun] = []
     for trial in range(plan.trials):
@@ -90,9 +103,11 @@ def order(plan: Design, launch_key: Callable[[str, Mapping[str, str], int], obje
             groups.setdefault(tuple(launch_key(arm, cell, trial) for arm in plan.arms), []).append(cell)
         arms = plan.arms if trial % 2 == 0 else plan.arms[::-1]
         dealt = list(groups.items())
-        random.Random(f"{seed}/{trial}").shuffle(dealt)
+        shuffle = random.Random(f"{seed}/{trial}").shuffle
+        shuffle(dealt)
         position = 0
         for keys, cells in dealt:
+            shuffle(cells)
             pairs: list[tuple[str, Mapping[str, str]]]
             if len(set(keys)) == 1:
                 pairs = [(arm, cell) for cell in cells for arm in arms]
@@ -109,7 +124,10 @@ def order(plan: Design, launch_key: Callable[[str, Mapping[str, str], int], obje
 def name(plan: Design, arm: str, cell: Mapping[str, str], trial: int) -> str:
     """A run's name by its swept values, fit for a folder: `cache-on.max_num_seqs-4.trial-0`."""
     values = {**({plan.compare: arm} if plan.compare else {}), **cell, "trial": str(trial)}
-    return ".".join(f"{_plain(key)}-{_plain(value)}" for key, value in values.items())
+    full = ".".join(f"{_plain(key)}-{_plain(value)}" for key, value in values.items())
+    if len(full) <= _LONGEST_NAME:
+        return full
+    return f"{full[:_LONGEST_NAME]}-{hashlib.sha256(full.encode()).hexdigest()[:8]}.trial-{trial}"
 
 
 def _plain(text: str) -> str:
@@ -119,4 +137,10 @@ def _plain(text: str) -> str:
 def overrides(plan: Design, run: PlannedRun) -> list[str]:
     """The overrides that make a run of the shared config."""
     arm = [f"{plan.compare}={run.arm}"] if plan.compare else []
-    return [*arm, *(f"{key}={value}" for key, value in run.cell.items())]
+    return open_keys([*arm, *(f"{key}={value}" for key, value in run.cell.items())])
+
+
+def quoted(text: str) -> str:
+    """A text as a value of Hydra's grammar that comes out as it is, whatever stands in it."""
+    literal = text.replace("${", "\\${")  # no interpolation
+    return "'" + re.sub(r"(\\*)('|$)", lambda found: found[1] * 2 + ("\\'" if found[2] else ""), literal) + "'"

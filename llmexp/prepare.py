@@ -13,13 +13,15 @@ from llmexp.engines.kinds import kind_of
 from llmexp.errors import ConfigError
 from llmexp.models import Model
 from llmexp.schema.config import Config
+from llmexp.schema.engine import OwnVllm
 from llmexp.workloads.build import build
 from llmexp.workloads.workload import Workload
 
 
 @dataclass(frozen=True)
 class Preparation:
-    """A run that can start. `fingerprint` hashes all that can change its numbers."""
+    """A run that can start. `fingerprint` hashes all that can change its numbers, `asked` what of that does not
+    depend on the machine."""
 
     config: Config
     study: str
@@ -28,23 +30,26 @@ class Preparation:
     model: Model
     workload: Workload
     environment: Mapping[str, Any]
+    asked: str
     fingerprint: str
     duration_s: float
 
 
-def prepare(config: Config) -> Preparation:
+def prepare(config: Config, here: bool = True) -> Preparation:
     """Checks a config against engine, disk and model, and builds what is sent.
 
+    `here`: the run is to be made on this machine, so that its devices are checked too.
     Raises ConfigError or WorkloadError.
     """
     started = time.monotonic()
-    kind_of(config).check(config)
+    kind_of(config).check(config, here)
     _require_writable(Path(config.runs_dir))
     study = config.study.name or timestamp()
     name = config.run.name or f"cache-{config.cache.name}.max_num_seqs-{config.max_num_seqs}"
     model = models.locate(config.model)
     workload = build(config.workload, model)
-    environment = hardware.environment()
+    environment = hardware.environment(config.engine.python if isinstance(config.engine, OwnVllm) else None)
+    asked = fingerprint.asked(config.model_dump(mode="json"), model, workload.sha256)
     return Preparation(
         config=config,
         study=study,
@@ -53,7 +58,8 @@ def prepare(config: Config) -> Preparation:
         model=model,
         workload=workload,
         environment=environment,
-        fingerprint=fingerprint.of(config, model, workload.sha256, environment),
+        asked=fingerprint.of(asked),
+        fingerprint=fingerprint.of(asked | fingerprint.conditions(environment)),
         duration_s=time.monotonic() - started,
     )
 

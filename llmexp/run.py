@@ -25,18 +25,25 @@ _DEFAULT_BLOCK_SIZE = 16  # vLLM's on a GPU
 def run(config: Config, lease: EngineLease | None = None) -> RunResult:
     """Runs one config and returns what was measured; its folder and its MLflow run hold the same.
 
-    An engine that finds too little memory to start is a result too, of status "refused", with what it lacked.
-    Raises ConfigError or WorkloadError before anything starts. A later failure or interruption is raised
-    again once everything measured until then is on disk and in MLflow.
+    Raises ConfigError or WorkloadError before anything starts, then what `make` raises.
     """
-    plan = prepare(config)
+    return make(prepare(config), lease or EngineLease(keep=False))
+
+
+def make(plan: Preparation, lease: EngineLease) -> RunResult:
+    """Makes a run that was prepared.
+
+    An engine that finds too little memory to start is a result too, of status "refused", with what it lacked.
+    A failure or interruption is raised again once everything measured until then is on disk and in MLflow.
+    """
     clear(plan.folder)
-    (plan.folder / results.CONFIG).write_text(OmegaConf.to_yaml(OmegaConf.create(config.model_dump(mode="json"))))
+    settings = plan.config.model_dump(mode="json")
+    (plan.folder / results.CONFIG).write_text(OmegaConf.to_yaml(OmegaConf.create(settings)))
     so_far = SoFar()
     so_far.timings_s["prepare"] = plan.duration_s
     so_far.timings_s["process_to_launch"] = time.time() - psutil.Process().create_time()
     try:
-        _measure(plan, lease or EngineLease(keep=False), so_far)
+        _measure(plan, lease, so_far)
     except NoMemoryError as refusal:
         so_far.engine = {"needed_bytes": refusal.needed_bytes, "available_bytes": refusal.available_bytes}
         return record(plan, so_far, "refused", str(refusal))
@@ -69,7 +76,5 @@ def _measure(plan: Preparation, lease: EngineLease, so_far: SoFar) -> None:
         expectation = expect(config, so_far.audit, engine.facts.num_gpu_blocks)
         for index in range(config.rounds):
             one_round(plan, engine, expectation, overlap_blocks, index, so_far)
-        so_far.engine["throttled"] = any(
-            item.measures.get("gpu_throttled_share", 0.0) > 0 for item in so_far.rounds
-        )
+        so_far.engine["throttled"] = any(item.measures.get("gpu_throttled_share", 0.0) > 0 for item in so_far.rounds)
         so_far.timings_s["rounds"] = time.monotonic() - began - so_far.timings_s["warm_up"]

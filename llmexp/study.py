@@ -1,9 +1,12 @@
-"""A study: plans its runs, makes those that are missing, one after the other, and reports what they say."""
+"""A study: plans its runs, makes those that are missing through a Hydra launcher, and reports what they say."""
 
 import json
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +14,9 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.types import HydraContext, TaskFunction
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
-from llmexp import fingerprint, plan, results, search, tracking
+from llmexp import plan, results, search, tracking
 from llmexp.compose import resolve
 from llmexp.engines.lease import EngineLease, launch_key
 from llmexp.errors import ConfigError, LlmexpError, ResultError
@@ -21,7 +24,9 @@ from llmexp.plan import Design
 from llmexp.prepare import Preparation, prepare, timestamp
 from llmexp.progress import console
 from llmexp.results import PlannedRun, RunResult, StudyRecord
+from llmexp.resume import alone, is_done
 from llmexp.schema.config import Config
+from llmexp.schema.engine import OwnVllm
 from llmexp.schema.study import StudyConfig
 
 if TYPE_CHECKING:
@@ -29,6 +34,8 @@ if TYPE_CHECKING:
 
 _LOCAL = "BasicLauncher"
 _ONE_HOST = (_LOCAL, "JoblibLauncher")
+# What launchers set in their workers, to share the cores out among them; engines must not take it over.
+_SHARES = ("OMP", "MKL", "OPENBLAS", "BLIS", "VECLIB", "NUMBA", "NUMEXPR")
 
 
 class StudyFailedError(LlmexpError):
@@ -52,10 +59,14 @@ def sweep(arguments: Sequence[str], base: DictConfig, context: HydraContext, tas
     """
     parsed = OverridesParser.create(config_loader=context.config_loader).parse_overrides(list(arguments))
     taken = plan.take_apart(parsed)
+    launcher = _launcher(base)
+    here = launcher in _ONE_HOST
 
     def composed(overrides: Sequence[str]) -> Config:
         return resolve(context.config_loader.load_sweep_config(base, [*taken.shared, *overrides]))
 
+    if not here:
+        _require_named_device(context.config_loader.load_sweep_config(base, list(taken.shared)), launcher)
     shared = composed([])
     swept, asked = dict(taken.swept), shared.study
     if asked.search:
@@ -67,42 +78,56 @@ def sweep(arguments: Sequence[str], base: DictConfig, context: HydraContext, tas
         check_claims(shared.study.claims, _swept(design))
     name = shared.study.name or timestamp()
     folder = Path(shared.runs_dir).absolute() / name
-    jobs = _jobs(design, shared, name, taken.shared, composed)
+    if not here:
+        _require_shareable_store(shared, launcher)
+    OmegaConf.update(base, "hydra.sweep.dir", str(folder), force_add=True)  # where launchers keep files of their own
+    jobs = _jobs(design, shared, name, taken.shared, composed, here)
     record = _record(design, shared, name, [job.planned for job in jobs], arguments)
-    launches = len({launch_key(job.preparation.config, job.preparation.model) for job in jobs})
-    to_do = [job for job in jobs if not _is_done(job)]
+    to_do = [job for job in jobs if not is_done(job.preparation, here)]
+    broken = sum(job.preparation.folder.exists() for job in to_do)
     console.print(
         f"Study {name}: {len(design.arms)} arms × {len(design.cells)} cells × {design.trials} trials = "
-        f"{len(jobs)} runs on {launches} engine launches; {len(jobs) - len(to_do)} complete already",
+        f"{len(jobs)} runs on {_launches(jobs, launcher)} engine launches; {len(jobs) - len(to_do)} complete already"
+        + (f", {broken} broken or cut off, to be made again" if broken else ""),
         highlight=False,
     )
     if shared.study.plan_only:
-        _print_plan(jobs, to_do, Path(shared.runs_dir))
+        _print_plan(jobs, to_do, Path(shared.runs_dir), launcher)
         return None
-    _require_shareable_store(base, shared)
     results.save_study(record, folder)
     tracked = tracking.start_study(shared, name, " ".join(arguments)) if shared.tracking.enabled else None
     parent = f"run.parent_run_id={tracked.run_id}" if tracked else "run.parent_run_id=null"
     status = "killed"
+    failures: list[str] = []
+    study = None
+
+    def make(missing: Sequence[_Job]) -> list[str]:
+        return _launch(missing, parent, base, context, task) if missing else []
+
     try:
         if shared.study.search:
 
             def made(values: tuple[str, ...]) -> tuple[list[_Job], list[str]]:
+                nonlocal jobs
                 grown = plan.design({**swept, str(asked.search_key): values}, asked)
-                jobs = _jobs(grown, shared, name, taken.shared, composed)
+                jobs = _jobs(grown, shared, name, taken.shared, composed, here)
                 results.save_study(_record(grown, shared, name, [job.planned for job in jobs], arguments), folder)
-                missing = [[*job.overrides, parent] for job in jobs if not _is_done(job)]
-                return jobs, _launch(missing, base, context, task)
+                return jobs, make([job for job in jobs if not is_done(job.preparation, here)])
 
             failures = _search(shared.study, made, folder)
         else:
-            failures = _launch([[*job.overrides, parent] for job in to_do], base, context, task)
+            failures = make(to_do)
+        for failure in failures:
+            console.print(f"failed: {failure}", highlight=False, markup=False, soft_wrap=True)
         status = "failed" if failures else "complete"
+        if tracked:
+            _log_what_is_unlogged(jobs, shared, tracked)
         study = _conclude(shared, folder, tracked, status)
-    except BaseException:
+    except BaseException as error:
         if tracked:
             tracking.close_study(tracked, "failed" if status == "complete" else status)
-        raise
+        if not failures or not isinstance(error, ResultError):  # without a single run there is no report
+            raise
     if failures:
         raise StudyFailedError(f"{len(failures)} of {len(jobs)} runs failed; the first: {failures[0]}")
     return study
@@ -191,8 +216,10 @@ def _swept(design: Design) -> dict[str, tuple[str, ...]]:
     return swept
 
 
-def _jobs(design: Design, shared: Config, name: str, common: Sequence[str], composed: Any) -> list[_Job]:
+def _jobs(design: Design, shared: Config, name: str, common: Sequence[str], composed: Any, here: bool) -> list[_Job]:
     """Every run of the design in its order, composed and checked."""
+    places = [f"runs_dir={plan.quoted(str(Path(shared.runs_dir).absolute()))}"]
+    places += [f"tracking.dir={plan.quoted(str(Path(shared.tracking.dir).absolute()))}"]
 
     def overrides(arm: str, cell: Any, trial: int) -> list[str]:
         run = PlannedRun(name="", arm=arm, cell=cell, trial=trial, position=0)
@@ -208,7 +235,7 @@ def _jobs(design: Design, shared: Config, name: str, common: Sequence[str], comp
     def prepared(arm: str, cell: Any, trial: int) -> Preparation:
         key = plan.name(design, arm, cell, trial)
         if key not in ready:
-            ready[key] = prepare(composed([*overrides(arm, cell, trial), f"run.name={key}"]))
+            ready[key] = prepare(composed([*overrides(arm, cell, trial), f"run.name={key}"]), here)
         return ready[key]
 
     def key_of(arm: str, cell: Any, trial: int) -> object:
@@ -217,14 +244,17 @@ def _jobs(design: Design, shared: Config, name: str, common: Sequence[str], comp
 
     jobs = []
     for run in plan.order(design, key_of, shared.seed):
+        preparation = prepared(run.arm, run.cell, run.trial)
         place = [
+            *places,
             f"run.name={run.name}",
-            f"run.arm='{run.arm}'",
-            f"run.cell='{json.dumps(dict(run.cell))}'",
+            f"run.arm={plan.quoted(run.arm)}",
+            f"run.cell={plan.quoted(json.dumps(dict(run.cell)))}",
             f"run.position={run.position}",
+            f"run.planned='{preparation.asked}'",
         ]
         own = overrides(run.arm, run.cell, run.trial)
-        jobs.append(_Job(run, (*common, *own, *place), prepared(run.arm, run.cell, run.trial)))
+        jobs.append(_Job(run, (*common, *own, *place), preparation))
     return jobs
 
 
@@ -246,61 +276,109 @@ def _record(
     )
 
 
-def _is_done(job: _Job) -> bool:
-    """Whether a run is complete and its files are what it wrote.
-
-    Raises ResultError if it is complete but measured something else than would be measured now.
-    """
-    ready = job.preparation
-    try:
-        found = results.load_run(ready.folder)
-    except ResultError:
-        return False
-    if found.status not in ("complete", "refused") or not results.is_intact(found):
-        return False
-    if found.fingerprint != ready.fingerprint:
-        before = fingerprint.parts(found.config, ready.model, found.workload_sha256, found.environment)
-        now = fingerprint.parts(
-            ready.config.model_dump(mode="json"), ready.model, ready.workload.sha256, ready.environment
-        )
-        changed = fingerprint.difference(before, now) or ["model: its weights changed"]
-        raise ResultError(
-            f"study {ready.study}: {ready.name} was measured under other conditions ({'; '.join(changed[:5])}); "
-            "undo the change, or give the study another name with study.name"
-        )
-    return True
+def _launches(jobs: Sequence[_Job], launcher: str) -> int:
+    """How many engines the runs start: in this process consecutive runs share one where they can."""
+    keys = [launch_key(job.preparation.config, job.preparation.model) for job in jobs]
+    return sum(1 for _ in groupby(keys)) if launcher == _LOCAL else len(jobs)
 
 
-def _launch(jobs: Sequence[Sequence[str]], base: DictConfig, context: HydraContext, task: TaskFunction) -> list[str]:
-    """Makes the runs through Hydra's launcher; returns what went wrong, run by run.
-
-    In this process consecutive runs share an engine where they can; a distributed job has an engine of its own.
-    """
+def _launch(
+    jobs: Sequence[_Job], parent: str, base: DictConfig, context: HydraContext, task: TaskFunction
+) -> list[str]:
+    """Makes the runs through Hydra's launcher; returns what went wrong, run by run."""
+    launcher = _launcher(base)
     lease = EngineLease(keep=True)
-    local = str(base.hydra.launcher._target_).endswith(_LOCAL)
-    function: Any = partial(task, lease=lease) if local else task  # type: ignore[call-arg]
-    launcher = Plugins.instance().instantiate_launcher(hydra_context=context, task_function=function, config=base)
-    failures: list[str] = []
+    if launcher == _LOCAL:
+        function: Any = partial(task, lease=lease)  # type: ignore[call-arg]
+    else:
+        names = [f"{library}_NUM_THREADS" for library in _SHARES]
+        if launcher == "LocalLauncher":
+            names.append("CUDA_VISIBLE_DEVICES")
+        function = partial(task, environment={name: os.environ.get(name) for name in names})  # type: ignore[call-arg]
+        base = _with_gpus(base, jobs, launcher)
+    instance = Plugins.instance().instantiate_launcher(hydra_context=context, task_function=function, config=base)
+    done: Sequence[JobReturn] = ()
+    stopped = None
     try:
-        done: Sequence[JobReturn] = launcher.launch(jobs, initial_job_idx=0) if jobs else ()
-        failures = [str(job._return_value) for job in done if job.status != JobStatus.COMPLETED]
+        done = instance.launch([[*job.overrides, parent] for job in jobs], initial_job_idx=0)
+    except Exception as error:  # of a scheduler, or a job's process that died
+        stopped = f"{launcher} gave up: {type(error).__name__}: {error}"
     finally:
         lease.close()
     if lease.launches:
         console.print(f"{lease.launches} engine launches took {lease.launch_s:.0f} s", highlight=False)
+    said = {
+        job.planned.name: str(made._return_value)
+        for job, made in zip(jobs, done, strict=False)
+        if made.status != JobStatus.COMPLETED
+    }
+    failures = []
+    for job in jobs:
+        name = job.planned.name
+        try:
+            if name in said or not is_done(job.preparation, launcher in _ONE_HOST):
+                failures.append(f"{name}: {said.get(name) or stopped or 'it left no complete run in its folder'}")
+        except ResultError as error:
+            failures.append(str(error))
     return failures
 
 
-def _require_shareable_store(base: DictConfig, shared: Config) -> None:
-    launcher = str(base.hydra.launcher._target_).rpartition(".")[2]
-    if launcher not in _ONE_HOST and shared.tracking.enabled and shared.tracking.uri is None:
+def _launcher(base: DictConfig) -> str:
+    return str(base.hydra.launcher._target_).rpartition(".")[2]
+
+
+def _with_gpus(base: DictConfig, jobs: Sequence[_Job], launcher: str) -> DictConfig:
+    """Asks a scheduler that deals out GPUs for as many as the runs need, if it was not asked for any."""
+    configs = [job.preparation.config for job in jobs]
+    count = max(
+        (
+            config.gpu.tensor_parallel_size
+            for config in configs
+            if config.gpu.device == "cuda" and isinstance(config.engine, OwnVllm)
+        ),
+        default=0,
+    )
+    key = {"RayLauncher": "ray.remote.num_gpus", "SlurmLauncher": "gpus_per_node"}.get(launcher)
+    others = ("gpus_per_task", "gres")
+    if not count or key is None or any(base.hydra.launcher.get(name) is not None for name in others):
+        return base
+    base = base.copy()
+    if OmegaConf.select(base.hydra.launcher, key) is None:
+        OmegaConf.update(base.hydra.launcher, key, count, force_add=True)
+    return base
+
+
+def _require_named_device(composed: DictConfig, launcher: str) -> None:
+    if OmegaConf.select(composed, "gpu.device") == "auto":
         raise ConfigError(
-            f"tracking.uri: got null; {launcher} may run jobs on other hosts, which cannot share a SQLite store: "
-            "start `mlflow server` and give its URL"
+            f"gpu: got auto; {launcher} may run jobs on other hosts, so name their device, as in gpu=h100"
         )
 
 
-def _print_plan(jobs: Sequence[_Job], to_do: Sequence[_Job], runs_dir: Path) -> None:
+def _require_shareable_store(shared: Config, launcher: str) -> None:
+    uri = shared.tracking.uri
+    if shared.tracking.enabled and (uri is None or uri.startswith(("sqlite:", "file:", "/", "."))):
+        raise ConfigError(
+            f"tracking.uri: got {uri or 'null'}; {launcher} may run jobs on other hosts, which cannot share a SQLite "
+            "store: start `mlflow server` and give its URL, as in tracking.uri=http://HOST:5000"
+        )
+
+
+def _log_what_is_unlogged(jobs: Sequence[_Job], shared: Config, tracked: tracking.TrackedRun) -> None:
+    """A process that is killed after a run's last file may not have told MLflow of it."""
+    logged = tracking.logged_runs(tracked)
+    for job in jobs:
+        folder = job.preparation.folder
+        with alone(folder):
+            try:
+                run = results.load_run(folder)
+            except ResultError:
+                continue
+            if run.status in ("complete", "refused") and logged.get(run.name) != run.fingerprint:
+                tracking.log_again(tracked, shared.tracking, run)
+
+
+def _print_plan(jobs: Sequence[_Job], to_do: Sequence[_Job], runs_dir: Path, launcher: str) -> None:
     from rich.table import Table
 
     table = Table(box=None)
@@ -311,22 +389,17 @@ def _print_plan(jobs: Sequence[_Job], to_do: Sequence[_Job], runs_dir: Path) -> 
         state = "to do" if job.planned.name in waiting else "complete"
         table.add_row(str(job.planned.trial), str(job.planned.position), job.planned.name, state)
     console.print(table)
-    console.print(_expected_time(to_do, runs_dir), highlight=False)
+    console.print(_expected_time(to_do, runs_dir, launcher), highlight=False)
 
 
-def _expected_time(to_do: Sequence[_Job], runs_dir: Path) -> str:
-    """What the missing runs will take, by the earlier runs of the same model and device."""
-    earlier = [results.load_run(path.parent) for path in runs_dir.glob(f"*/*/{results.SUMMARY}")]
-    alike = [
-        run
-        for run in earlier
-        if to_do
-        and run.status == "complete"
-        and run.config["model"] == to_do[0].preparation.config.model.model_dump(mode="json")
-    ]
+def _expected_time(to_do: Sequence[_Job], runs_dir: Path, launcher: str) -> str:
+    """What the missing runs will take one after the other, by the earlier runs of the same model and device."""
+    if not to_do:
+        return "To do: nothing."
+    alike = [run for run in _earlier(runs_dir) if _kind(run.config) == _kind(to_do[0].preparation.config.model_dump())]
     starts = sorted(run.timings_s["engine_start"] for run in alike if run.timings_s["engine_start"] > 0)
     rest = sorted(run.timings_s["warm_up"] + run.timings_s["rounds"] for run in alike)
-    launches = len({launch_key(job.preparation.config, job.preparation.model) for job in to_do})
+    launches = _launches(to_do, launcher)
     if not starts or not rest:
         return f"To do: {len(to_do)} runs, {launches} launches. No earlier run of this model tells how long they take."
     start_s, run_s = starts[len(starts) // 2], rest[len(rest) // 2]
@@ -335,3 +408,15 @@ def _expected_time(to_do: Sequence[_Job], runs_dir: Path) -> str:
         f"To do: {len(to_do)} runs, {launches} launches; about {total_s / 60:.0f} min "
         f"({start_s:.0f} s a launch and {run_s:.0f} s a run, medians of {len(alike)} earlier runs)"
     )
+
+
+def _earlier(runs_dir: Path) -> Iterator[RunResult]:
+    for path in runs_dir.glob(f"*/*/{results.SUMMARY}"):
+        with suppress(ResultError):
+            run = results.load_run(path.parent)
+            if run.status == "complete":
+                yield run
+
+
+def _kind(config: Mapping[str, Any]) -> tuple[str, ...]:
+    return config["model"]["name"], config["gpu"]["name"], config["engine"]["kind"]

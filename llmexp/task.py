@@ -1,6 +1,9 @@
 """Hydra's task: one composed config, made into a run. In a module of its own, so that launchers can pickle it."""
 
+import os
 import sys
+import traceback
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, NoReturn
 
 from hydra.core.hydra_config import HydraConfig
@@ -12,27 +15,67 @@ from llmexp.errors import ConfigError, EngineError, LlmexpError, WorkloadError
 
 if TYPE_CHECKING:
     from llmexp.engines.lease import EngineLease
+    from llmexp.schema.config import Config
 
 WRONG_INPUT, FAILED = 2, 1
 
 
-def make_run(composed: DictConfig, lease: "EngineLease | None" = None) -> str:
+def make_run(
+    composed: DictConfig, lease: "EngineLease | None" = None, environment: Mapping[str, str | None] | None = None
+) -> str:
     """Makes the run of a composed config and returns its folder.
 
     In a study an error is raised, so that the study goes on with its other runs; a single run ends the process.
+    `environment` are variables that the engine is to inherit as they are in the study's process; None unsets one.
     """
-    from llmexp.run import run
-
+    for name, value in (environment or {}).items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
     in_study = HydraConfig.get().mode == RunMode.MULTIRUN
     try:
-        made = run(resolve(composed), lease)
-        if made.status == "refused" and not in_study:
-            raise EngineError(made.error)
+        config = resolve(composed)
+        return _of_study(config, lease) if in_study else _single(config)
     except LlmexpError as error:
         if in_study:
             raise
         end_with(error)
+    except Exception as error:
+        if not in_study:
+            raise
+        # A bug; its like may not survive the way back from another process.
+        traceback.print_exc()
+        raise LlmexpError(f"unexpected {type(error).__name__}: {error}") from None
+
+
+def _single(config: "Config") -> str:
+    from llmexp.run import run
+
+    made = run(config)
+    if made.status == "refused":
+        raise EngineError(made.error)
     return str(made.folder)
+
+
+def _of_study(config: "Config", lease: "EngineLease | None") -> str:
+    """Makes what was planned, unless another process has made it by now."""
+    from llmexp.engines.lease import EngineLease
+    from llmexp.prepare import prepare
+    from llmexp.resume import alone, is_done
+    from llmexp.run import make
+
+    lease = lease or EngineLease(keep=False)
+    plan = prepare(config)
+    if config.run.planned not in (None, plan.asked):
+        raise ConfigError(
+            f"{plan.name}: its config or workload is not the planned one any more: a file that it is made of has "
+            "changed since the study began; start the study again"
+        )
+    with alone(plan.folder, before_waiting=lease.close):
+        if not is_done(plan):
+            make(plan, lease)
+    return str(plan.folder)
 
 
 def end_with(error: LlmexpError) -> NoReturn:

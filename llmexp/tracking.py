@@ -60,12 +60,26 @@ def open_store(config: TrackingConfig) -> tuple["MlflowClient", str]:
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / ".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
+            _make_database(folder / "mlflow.db", folder / "artifacts")
             client = MlflowClient(store_uri(config))
             return client, _experiment(client, config.experiment, (folder / "artifacts").as_uri())
     except OSError as error:
         raise ConfigError(f"tracking.dir: got {config.dir!r}, which cannot be written ({error.strerror})") from None
     except MlflowException as error:
         raise ConfigError(f"tracking.uri: got {config.uri!r}; {str(error).splitlines()[0]}") from None
+
+
+def _make_database(database: Path, artifacts: Path) -> None:
+    """Makes an SQLite store, whole or not at all: MLflow's migrations cannot go on where they were cut off."""
+    if database.exists():
+        return
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+    partial = database.with_suffix(".partial")
+    partial.unlink(missing_ok=True)
+    store: Any = SqlAlchemyStore(f"sqlite:///{partial}", artifacts.as_uri())  # type: ignore[no-untyped-call]
+    store.engine.dispose()
+    partial.replace(database)
 
 
 def _experiment(client: "MlflowClient", name: str, artifacts: str | None) -> str:
@@ -167,6 +181,26 @@ def finish_run(run: TrackedRun, result: RunResult) -> None:
     )
     run.client.log_artifacts(run.run_id, str(result.folder))
     run.client.set_terminated(run.run_id, _STATUS[result.status])
+
+
+def logged_runs(study: TrackedRun) -> dict[str, str]:
+    """The runs of a study that are logged whole, by name, with their fingerprints."""
+    experiment = study.client.get_run(study.run_id).info.experiment_id
+    whole = f"tags.`mlflow.parentRunId` = '{study.run_id}' and attributes.status = 'FINISHED'"
+    found: dict[str, str] = {}
+    token = None
+    while True:
+        page = study.client.search_runs([experiment], whole, page_token=token)
+        found |= {run.info.run_name: run.data.tags.get("llmexp.fingerprint", "") for run in page}
+        if not (token := page.token):
+            return found
+
+
+def log_again(study: TrackedRun, tracking: TrackingConfig, result: RunResult) -> None:
+    """Logs a run from what it left on disk, in place of what an interrupted attempt has logged."""
+    place = {**result.config["run"], "parent_run_id": study.run_id}
+    config = Config.model_validate({**result.config, "run": place, "tracking": tracking.model_dump()})
+    finish_run(start_run(config, result.study, result.name), result)
 
 
 def finish_study(run: TrackedRun, status: str, note: str, folder: Path) -> None:

@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
@@ -21,12 +22,19 @@ FOREIGN_MEMORY_BYTES = 1 << 30  # a driver and a display take less; an engine of
 _RELEASE_TIMEOUT_S = 60.0
 
 
+@dataclass(frozen=True)
+class Claim:
+    """The GPUs that are held, none for the CPU. A process that inherits the descriptors `locks` holds them too."""
+
+    gpus: tuple[Gpu, ...]
+    locks: tuple[int, ...]
+
+
 @contextmanager
-def claim(device: str, count: int, wait_s: float) -> Iterator[tuple[Gpu, ...]]:
+def claim(device: str, count: int, wait_s: float) -> Iterator[Claim]:
     """Holds `count` free GPUs (device "cuda"), or the CPU, for one engine; waits while others hold them.
 
-    Yields the GPUs claimed, none for the CPU. Raises EngineError after `wait_s`, or if a GPU is in use by a
-    process that holds no claim.
+    Raises EngineError after `wait_s`, or if a GPU is in use by a process that holds no claim.
     """
     usable: dict[str, Gpu | None] = {"cpu": None}
     if device == "cuda":
@@ -39,14 +47,14 @@ def claim(device: str, count: int, wait_s: float) -> Iterator[tuple[Gpu, ...]]:
     told = False
     while True:
         with ExitStack() as held:
-            taken: list[str] = []
+            taken: dict[str, int] = {}
             for name in usable:
-                if len(taken) < count and _take(held, name):
-                    taken.append(name)
+                if len(taken) < count and (lock := _take(held, name)) is not None:
+                    taken[name] = lock
             if len(taken) == count:
-                claimed = tuple(gpu for name in taken if (gpu := usable[name]) is not None)
-                _refuse_foreign_use(claimed)
-                yield claimed
+                gpus = tuple(gpu for name in taken if (gpu := usable[name]) is not None)
+                _refuse_foreign_use(gpus)
+                yield Claim(gpus, tuple(taken.values()))
                 return
         waited_s = time.monotonic() - began
         if waited_s > wait_s:
@@ -75,21 +83,25 @@ def _lock_file(name: str) -> Path:
     return Path(tempfile.gettempdir()) / f"llmexp-{getpass.getuser()}-{name}.lock"
 
 
-def _take(held: ExitStack, name: str) -> bool:
+def _take(held: ExitStack, name: str) -> int | None:
+    """The descriptor of a device's lock, None if another process holds it."""
     handle: IO[str] = held.enter_context(_lock_file(name).open("a"))
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        return False
+        return None
     handle.truncate(0)
     handle.write(str(os.getpid()))
     handle.flush()
-    return True
+    return handle.fileno()
 
 
 def _refuse_foreign_use(gpus: Sequence[Gpu]) -> None:
+    deadline = time.monotonic() + _PATIENCE_S  # the memory of an engine whose owner died is freed after its lock
     for gpu in gpus:
-        if (used := hardware.used_memory_bytes(gpu)) > FOREIGN_MEMORY_BYTES:
+        while (used := hardware.used_memory_bytes(gpu)) > FOREIGN_MEMORY_BYTES and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+        if used > FOREIGN_MEMORY_BYTES:
             raise EngineError(
                 f"GPU {gpu.index} ({gpu.name}): {used / 2**30:.1f} GiB are in use by another process; "
                 "end it, or choose another device with CUDA_VISIBLE_DEVICES"

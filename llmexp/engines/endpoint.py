@@ -44,7 +44,7 @@ class Endpoint:
         """Nothing of it is ours."""
 
 
-def check(config: Config) -> None:
+def check(config: Config, here: bool = True) -> None:
     """Refuses what cannot be an address, and a key that is not there. Raises ConfigError."""
     _target(_section(config), "")
 

@@ -12,10 +12,11 @@ from llmexp.schema.config import Config
 
 @dataclass(frozen=True)
 class Kind:
-    """`check` refuses a config before anything starts (ConfigError); `start` returns once the engine answers,
+    """`check` refuses a config before anything starts (ConfigError), this machine's devices included if the run is
+    to be made here; `start` returns once the engine answers,
     having called its last argument meanwhile (EngineError); `arguments` are equal for equal engines."""
 
-    check: Callable[[Config], None]
+    check: Callable[[Config, bool], None]
     start: Callable[[Config, Model, Path, Callable[[], None]], Engine]
     arguments: Callable[[Config, Model], list[str]]
 

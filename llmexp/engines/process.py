@@ -69,9 +69,18 @@ class EngineProcess:
 
 
 def start(
-    command: Sequence[str], environment: Mapping[str, str], log: Path, stop_timeout_s: float, niceness: int = 0
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    log: Path,
+    stop_timeout_s: float,
+    niceness: int = 0,
+    locks: Sequence[int] = (),
 ) -> EngineProcess:
-    """Starts `command` under a keeper, with all its output in `log`, at a lower priority by `niceness`."""
+    """Starts `command` under a keeper, with all its output in `log`, at a lower priority by `niceness`.
+
+    The keeper inherits the descriptors `locks`: what they lock stays locked until the engine has ended, even if this
+    process is killed.
+    """
     with log.open("ab") as output:
         popen = subprocess.Popen(
             [sys.executable, keeper.__file__, str(stop_timeout_s), str(niceness), "--", *command],
@@ -80,6 +89,7 @@ def start(
             stderr=subprocess.STDOUT,
             env=dict(environment),
             start_new_session=True,
+            pass_fds=tuple(locks),
         )
     return EngineProcess(popen, log, stop_timeout_s)
 

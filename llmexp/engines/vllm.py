@@ -24,7 +24,7 @@ from llmexp.schema.engine import OwnVllm
 
 POLL_S = 0.25
 _CPU_NICENESS = 10  # where engine and client share the cores, the client's clock must not wait for the engine
-_CLAIM_TIMEOUT_S = 3600.0
+_CLAIM_TIMEOUT_S = 86400.0  # a study's other jobs may be many
 _BLOCK_MULTIPLE = {"cpu": 32, "cuda": 16}  # what vLLM's CPU attention and FlashAttention take
 
 
@@ -44,8 +44,8 @@ def section(config: Config) -> OwnVllm:
     return config.engine
 
 
-def check(config: Config) -> None:
-    """Refuses what vLLM would refuse only after its start.
+def check(config: Config, here: bool = True) -> None:
+    """Refuses what vLLM would refuse only after its start; `here`: this machine's devices are those of the run.
 
     Raises ConfigError with the key, its value and what is accepted.
     """
@@ -55,7 +55,7 @@ def check(config: Config) -> None:
             f"kv.block_size: got {config.kv.block_size}; accepted on gpu={config.gpu.name} is a multiple of {multiple}"
         )
     present = len(devices.visible_gpus())
-    if config.gpu.device == "cuda" and config.gpu.tensor_parallel_size > present:
+    if here and config.gpu.device == "cuda" and config.gpu.tensor_parallel_size > present:
         raise ConfigError(
             f"gpu.tensor_parallel_size: got {config.gpu.tensor_parallel_size}; {present} GPUs are visible here"
         )
@@ -124,9 +124,10 @@ def launch(
     """
     engine = section(config)
     with ExitStack() as resources:
-        gpus = resources.enter_context(
+        claim = resources.enter_context(
             devices.claim(config.gpu.device, config.gpu.tensor_parallel_size, _CLAIM_TIMEOUT_S)
         )
+        gpus = claim.gpus
         if gpus:
             resources.callback(devices.wait_until_free, gpus)
         launched = time.monotonic()
@@ -136,6 +137,7 @@ def launch(
             folder / ENGINE_LOG,
             engine.stop_timeout_s,
             _CPU_NICENESS if config.gpu.device == "cpu" else 0,
+            claim.locks,
         )
         resources.callback(started.stop)
         while_starting()

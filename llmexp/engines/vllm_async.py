@@ -57,12 +57,12 @@ class VllmAsync:
             raise EngineError(f"AsyncLLM did not answer; its log: {self.log}") from None
 
 
-def check(config: Config) -> None:
+def check(config: Config, here: bool = True) -> None:
     """Refuses what vLLM would refuse only after its start, and what needs an HTTP server.
 
     Raises ConfigError with the key, its value and what is accepted.
     """
-    vllm.check(config)
+    vllm.check(config, here)
     accepted = {"transport": "lean", "api": "completions", "prompt": "ids"}
     for key, value in accepted.items():
         if getattr(config.client, key) != value:

@@ -73,14 +73,14 @@ class VllmServer:
             raise EngineError(f"the engine does not answer ({error}); its log: {self.log}") from None
 
 
-def check(config: Config) -> None:
+def check(config: Config, here: bool = True) -> None:
     """Refuses what vLLM would refuse only after its start.
 
     Raises ConfigError with the key, its value and what is accepted.
     """
-    vllm.check(config)
+    vllm.check(config, here)
     port = _section(config).port
-    if port is not None and not _is_free(port):
+    if here and port is not None and not _is_free(port):
         raise ConfigError(f"engine.port: got {port}, which is in use; null takes a free one")
 
 

@@ -56,6 +56,7 @@ class RunPlace(Section):
     cell: Annotated[dict[str, str], BeforeValidator(_from_json)] = Field(default_factory=dict)
     trial: NonNegativeInt = 0
     position: NonNegativeInt = Field(default=0, description="place in the order of execution")
+    planned: str | None = Field(default=None, description="hash of config, workload and model as planned")
     parent_run_id: str | None = Field(default=None, description="the study's MLflow run")
 
 

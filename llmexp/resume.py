@@ -1,0 +1,60 @@
+"""Which runs of a study need not be made again, and that no two processes make the same one."""
+
+import fcntl
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from llmexp import fingerprint, results
+from llmexp.errors import ResultError
+from llmexp.prepare import Preparation
+
+_LOCKS = ".locks"
+
+
+def is_done(run: Preparation, here: bool = True) -> bool:
+    """Whether a run is complete and its files are what it wrote.
+
+    `here`: a repetition would be made on this machine, so that its hardware and software count as well.
+    Raises ResultError if the run is complete but measured something else than would be measured now.
+    """
+    try:
+        found = results.load_run(run.folder)
+    except ResultError:
+        return False
+    if found.status not in ("complete", "refused") or not results.is_intact(found):
+        return False
+    if found.fingerprint == run.fingerprint or (not here and found.config["run"].get("planned") == run.asked):
+        return True
+    before = fingerprint.asked(found.config, run.model, found.workload_sha256)
+    now = fingerprint.asked(run.config.model_dump(mode="json"), run.model, run.workload.sha256)
+    if here:
+        before |= fingerprint.conditions(found.environment)
+        now |= fingerprint.conditions(run.environment)
+    changed = fingerprint.difference(before, now) or ["the model's files"]
+    raise ResultError(
+        f"study {run.study}: {run.name} was measured under other conditions ({'; '.join(changed[:5])}); "
+        "undo the change, or give the study another name with study.name"
+    )
+
+
+@contextmanager
+def alone(folder: Path, before_waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Keeps other processes off a run's folder, and waits for one that is at it already.
+
+    A job may outlive its study, where a launcher gave it a process of its own. `before_waiting` is called first if
+    there is one to wait for.
+    """
+    locks = folder.parent / _LOCKS
+    locks.mkdir(parents=True, exist_ok=True)
+    with (locks / folder.name).open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            before_waiting()
+            print(f"{folder.name}: waiting for the process that is making it", file=sys.stderr, flush=True)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        except OSError:
+            pass  # a file system without locks
+        yield

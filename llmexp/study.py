@@ -90,6 +90,7 @@ def sweep(arguments: Sequence[str], base: DictConfig, context: HydraContext, tas
         f"{len(jobs)} runs on {_launches(jobs, launcher)} engine launches; {len(jobs) - len(to_do)} complete already"
         + (f", {broken} broken or cut off, to be made again" if broken else ""),
         highlight=False,
+        soft_wrap=True,
     )
     if shared.study.plan_only:
         _print_plan(jobs, to_do, Path(shared.runs_dir), launcher)

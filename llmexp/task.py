@@ -1,9 +1,15 @@
 """Hydra's task: one composed config, made into a run. In a module of its own, so that launchers can pickle it."""
 
+import functools
 import os
+import select
+import signal
 import sys
+import threading
 import traceback
 from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
 from hydra.core.hydra_config import HydraConfig
@@ -20,19 +26,13 @@ if TYPE_CHECKING:
 WRONG_INPUT, FAILED = 2, 1
 
 
-def make_run(
-    composed: DictConfig, lease: "EngineLease | None" = None, environment: Mapping[str, str | None] | None = None
-) -> str:
+def make_run(composed: DictConfig, lease: "EngineLease | None" = None, worker: "Worker | None" = None) -> str:
     """Makes the run of a composed config and returns its folder.
 
     In a study an error is raised, so that the study goes on with its other runs; a single run ends the process.
-    `environment` are variables that the engine is to inherit as they are in the study's process; None unsets one.
     """
-    for name, value in (environment or {}).items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
+    if worker is not None:
+        worker.set_up()
     in_study = HydraConfig.get().mode == RunMode.MULTIRUN
     try:
         config = resolve(composed)
@@ -47,6 +47,38 @@ def make_run(
         # A bug; its like may not survive the way back from another process.
         traceback.print_exc()
         raise LlmexpError(f"unexpected {type(error).__name__}: {error}") from None
+
+
+@dataclass(frozen=True)
+class Worker:
+    """What a process that a launcher has started must know of the study's.
+
+    `environment`: variables that the engine is to inherit as they are there; None unsets one. `owner`: the study's
+    process, if this one is not to outlive it.
+    """
+
+    environment: Mapping[str, str | None]
+    owner: int | None
+
+    def set_up(self) -> None:
+        """Makes it so, in this process."""
+        for name, value in self.environment.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        if self.owner is not None:
+            _die_with(self.owner)
+
+
+@functools.cache  # once a process, which may make many runs
+def _die_with(owner: int) -> None:
+    def watch() -> None:
+        with suppress(ProcessLookupError):
+            select.select([os.pidfd_open(owner)], [], [])
+        os.kill(os.getpid(), signal.SIGKILL)  # its engine follows
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _single(config: "Config") -> str:

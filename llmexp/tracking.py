@@ -47,6 +47,7 @@ def open_store(config: TrackingConfig) -> tuple["MlflowClient", str]:
     """
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
+    os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
     for noisy in ("alembic", "mlflow", "mlflow.store.db.utils"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     from mlflow import MlflowClient

@@ -71,7 +71,7 @@ def test_ctrl_c_keeps_what_was_measured_and_leaves_no_process(how: signal.Signal
     (folder,) = (tmp_path / "runs").glob("*/*")
     killed = llmexp.load_run(folder)
     assert killed.status == "killed"
-    assert len(killed.rounds) >= 3
+    assert len(killed.rounds) >= 2
     assert pq.read_metadata(folder / "requests.parquet").num_rows >= 8 * len(killed.rounds)
     client, experiment = tracking.open_store(TrackingConfig(dir=str(tmp_path / "mlruns")))
     assert [item.info.status for item in client.search_runs([experiment])] == ["KILLED"]

@@ -1,23 +1,19 @@
 """A study: plans its runs, makes those that are missing through a Hydra launcher, and reports what they say."""
 
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.plugins import Plugins
-from hydra.core.utils import JobReturn, JobStatus
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
-from llmexp import plan, results, search, tracking
-from llmexp.compose import resolve
+from llmexp import launchers, plan, results, search, tracking
+from llmexp.compose import open_keys, resolve
 from llmexp.engines.lease import EngineLease, launch_key
 from llmexp.errors import ConfigError, LlmexpError, ResultError
 from llmexp.plan import Design
@@ -26,17 +22,10 @@ from llmexp.progress import console
 from llmexp.results import PlannedRun, RunResult, StudyRecord
 from llmexp.resume import alone, is_done
 from llmexp.schema.config import Config
-from llmexp.schema.engine import OwnVllm
 from llmexp.schema.study import StudyConfig
-from llmexp.task import Worker
 
 if TYPE_CHECKING:
     from llmexp.analyze.study import Study
-
-_LOCAL = "BasicLauncher"
-_ONE_HOST = (_LOCAL, "JoblibLauncher")
-# What launchers set in their workers, to share the cores out among them; engines must not take it over.
-_SHARES = ("OMP", "MKL", "OPENBLAS", "BLIS", "VECLIB", "NUMBA", "NUMEXPR")
 
 
 class StudyFailedError(LlmexpError):
@@ -60,14 +49,14 @@ def sweep(arguments: Sequence[str], base: DictConfig, context: HydraContext, tas
     """
     parsed = OverridesParser.create(config_loader=context.config_loader).parse_overrides(list(arguments))
     taken = plan.take_apart(parsed)
-    launcher = _launcher(base)
-    here = launcher in _ONE_HOST
+    launcher = launchers.name_of(base)
+    here = launchers.on_this_host(launcher)
 
     def composed(overrides: Sequence[str]) -> Config:
         return resolve(context.config_loader.load_sweep_config(base, [*taken.shared, *overrides]))
 
-    if not here:
-        _require_named_device(context.config_loader.load_sweep_config(base, list(taken.shared)), launcher)
+    first = open_keys([f"{key}={values[0]}" for key, values in taken.swept.items()])
+    launchers.check(launcher, context.config_loader.load_sweep_config(base, [*taken.shared, *first]))
     shared = composed([])
     swept, asked = dict(taken.swept), shared.study
     if asked.search:
@@ -79,8 +68,6 @@ def sweep(arguments: Sequence[str], base: DictConfig, context: HydraContext, tas
         check_claims(shared.study.claims, _swept(design))
     name = shared.study.name or timestamp()
     folder = Path(shared.runs_dir).absolute() / name
-    if not here:
-        _require_shareable_store(shared, launcher)
     OmegaConf.update(base, "hydra.sweep.dir", str(folder), force_add=True)  # where launchers keep files of their own
     jobs = _jobs(design, shared, name, taken.shared, composed, here)
     record = _record(design, shared, name, [job.planned for job in jobs], arguments)
@@ -279,97 +266,34 @@ def _record(
 
 
 def _launches(jobs: Sequence[_Job], launcher: str) -> int:
-    """How many engines the runs start: in this process consecutive runs share one where they can."""
+    """How many engines the runs start: in one process, consecutive runs share one where they can."""
     keys = [launch_key(job.preparation.config, job.preparation.model) for job in jobs]
-    return sum(1 for _ in groupby(keys)) if launcher == _LOCAL else len(jobs)
+    return sum(1 for _ in groupby(keys)) if launchers.in_process(launcher) else len(jobs)
 
 
 def _launch(
     jobs: Sequence[_Job], parent: str, base: DictConfig, context: HydraContext, task: TaskFunction
 ) -> list[str]:
     """Makes the runs through Hydra's launcher; returns what went wrong, run by run."""
-    launcher = _launcher(base)
     lease = EngineLease(keep=True)
-    if launcher == _LOCAL:
-        function: Any = partial(task, lease=lease)  # type: ignore[call-arg]
-    else:
-        function = partial(task, worker=_worker(launcher))  # type: ignore[call-arg]
-        base = _with_gpus(base, jobs, launcher)
-    instance = Plugins.instance().instantiate_launcher(hydra_context=context, task_function=function, config=base)
-    done: Sequence[JobReturn] = ()
-    stopped = None
     try:
-        done = instance.launch([[*job.overrides, parent] for job in jobs], initial_job_idx=0)
-    except Exception as error:  # of a scheduler, or a job's process that died
-        stopped = f"{launcher} gave up: {type(error).__name__}: {error}"
+        overrides = [[*job.overrides, parent] for job in jobs]
+        configs = [job.preparation.config for job in jobs]
+        failed, gave_up = launchers.launch(overrides, configs, base, context, task, lease)
     finally:
         lease.close()
     if lease.launches:
         console.print(f"{lease.launches} engine launches took {lease.launch_s:.0f} s", highlight=False)
-    said = {
-        job.planned.name: str(made._return_value)
-        for job, made in zip(jobs, done, strict=False)
-        if made.status != JobStatus.COMPLETED
-    }
+    here = launchers.on_this_host(launchers.name_of(base))
     failures = []
-    for job in jobs:
-        name = job.planned.name
+    for i, job in enumerate(jobs):
         try:
-            if name in said or not is_done(job.preparation, launcher in _ONE_HOST):
-                failures.append(f"{name}: {said.get(name) or stopped or 'it left no complete run in its folder'}")
+            if i in failed or not is_done(job.preparation, here):
+                reason = failed.get(i) or gave_up or f"it left no complete run in {job.preparation.folder}"
+                failures.append(f"{job.planned.name}: {reason}")
         except ResultError as error:
             failures.append(str(error))
     return failures
-
-
-def _worker(launcher: str) -> Worker:
-    """What a job that has a process of its own is to take over from this one."""
-    names = [f"{library}_NUM_THREADS" for library in _SHARES]
-    if launcher == "LocalLauncher":  # it hides the GPUs from its jobs
-        names.append("CUDA_VISIBLE_DEVICES")
-    owner = os.getpid() if launcher in _ONE_HOST else None  # jobs of a scheduler outlive who has submitted them
-    return Worker({name: os.environ.get(name) for name in names}, owner)
-
-
-def _launcher(base: DictConfig) -> str:
-    return str(base.hydra.launcher._target_).rpartition(".")[2]
-
-
-def _with_gpus(base: DictConfig, jobs: Sequence[_Job], launcher: str) -> DictConfig:
-    """Asks a scheduler that deals out GPUs for as many as the runs need, if it was not asked for any."""
-    configs = [job.preparation.config for job in jobs]
-    count = max(
-        (
-            config.gpu.tensor_parallel_size
-            for config in configs
-            if config.gpu.device == "cuda" and isinstance(config.engine, OwnVllm)
-        ),
-        default=0,
-    )
-    key = {"RayLauncher": "ray.remote.num_gpus", "SlurmLauncher": "gpus_per_node"}.get(launcher)
-    others = ("gpus_per_task", "gres")
-    if not count or key is None or any(base.hydra.launcher.get(name) is not None for name in others):
-        return base
-    base = base.copy()
-    if OmegaConf.select(base.hydra.launcher, key) is None:
-        OmegaConf.update(base.hydra.launcher, key, count, force_add=True)
-    return base
-
-
-def _require_named_device(composed: DictConfig, launcher: str) -> None:
-    if OmegaConf.select(composed, "gpu.device") == "auto":
-        raise ConfigError(
-            f"gpu: got auto; {launcher} may run jobs on other hosts, so name their device, as in gpu=h100"
-        )
-
-
-def _require_shareable_store(shared: Config, launcher: str) -> None:
-    uri = shared.tracking.uri
-    if shared.tracking.enabled and (uri is None or uri.startswith(("sqlite:", "file:", "/", "."))):
-        raise ConfigError(
-            f"tracking.uri: got {uri or 'null'}; {launcher} may run jobs on other hosts, which cannot share a SQLite "
-            "store: start `mlflow server` and give its URL, as in tracking.uri=http://HOST:5000"
-        )
 
 
 def _log_what_is_unlogged(jobs: Sequence[_Job], shared: Config, tracked: tracking.TrackedRun) -> None:

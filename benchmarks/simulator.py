@@ -14,7 +14,6 @@ import argparse
 import json
 import os
 import resource
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -22,11 +21,10 @@ from pathlib import Path
 
 import numpy as np
 
-os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-sys.path[0] = str(Path(__file__).parent.parent)  # the repository, not this folder
+from llmexp.simulate import Request, Requests, Settings, Simulation, StepCost, Work, simulate
+from llmexp.simulate.requests import Ints
 
-from llmexp.simulate import Request, Requests, Settings, Simulation, StepCost, Work, simulate  # noqa: E402
-from llmexp.simulate.requests import Ints  # noqa: E402
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
 BLOCK_SIZE = 16
 COST = StepCost(

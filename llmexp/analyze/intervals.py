@@ -21,7 +21,7 @@ MIN_TRIALS = 3
 
 With two trials the t interval has one degree of freedom. It is exact only if the noise is exactly normal,
 which two values cannot show, and its half-width at 90% is 4.5 standard deviations against 1.7 with three; a
-bootstrap over two trials covers less than its name says by far (`benchmarks/statistics.py`). Neither is
+bootstrap over two trials covers less than its name says by far (`benchmarks/verdicts.py`). Neither is
 worth printing.
 """
 
@@ -141,7 +141,7 @@ def block_interval(estimate: Array, samples: Array, length: int, block: int, con
 
     Blocks understate the variance by about 1 - block / length, and length / block of them estimate it: so
     the bootstrap's deviations grow by the root of the inverse and by Student's over the normal quantile.
-    `benchmarks/statistics.py` prints the coverage that results.
+    `benchmarks/verdicts.py` prints the coverage that results.
     """
     tail = (1 - confidence) / 2
     low, high = np.quantile(samples, [tail, 1 - tail], axis=0)

@@ -1,6 +1,6 @@
 """Coverage and error rates of llmexp's intervals and verdicts, from simulated studies with known effects.
 
-    python benchmarks/statistics.py
+    python benchmarks/verdicts.py
 
 Noise is log-normal per launch and per round; the latencies of requests within a round are autocorrelated.
 Prints what was asked, what came out and whether it is within bounds; exits with 1 if anything is not.

@@ -14,8 +14,12 @@ from llmexp.errors import ConfigError
 from llmexp.models import Model
 from llmexp.schema.config import Config
 from llmexp.schema.engine import OwnVllm
+from llmexp.workloads.audit import Audit, audit, require_no_reuse
 from llmexp.workloads.build import build
 from llmexp.workloads.workload import Workload
+
+_DEFAULT_BLOCK_SIZE = 16  # vLLM's on a GPU
+_CONTROL = "unique_prefix"  # the kind of workload that must share nothing
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,8 @@ def prepare(config: Config, here: bool = True) -> Preparation:
     name = config.run.name or f"cache-{config.cache.name}.max_num_seqs-{config.max_num_seqs}"
     model = models.locate(config.model)
     workload = build(config.workload, model)
+    if config.workload.kind == _CONTROL:
+        account(config, workload, None)
     environment = hardware.environment(config.engine.python if isinstance(config.engine, OwnVllm) else None)
     asked = fingerprint.asked(config.model_dump(mode="json"), model, workload.sha256)
     return Preparation(
@@ -62,6 +68,17 @@ def prepare(config: Config, here: bool = True) -> Preparation:
         fingerprint=fingerprint.of(asked | fingerprint.conditions(environment)),
         duration_s=time.monotonic() - started,
     )
+
+
+def account(config: Config, workload: Workload, block_size: int | None) -> Audit:
+    """The audit of what a run sends, in the engine's blocks, or in those expected of it while it has not told.
+
+    Raises WorkloadError if the workload is a control without reuse and shares a block after all.
+    """
+    found = audit(workload, block_size or config.kv.block_size or _DEFAULT_BLOCK_SIZE)
+    if config.workload.kind == _CONTROL:
+        require_no_reuse(workload, found)
+    return found
 
 
 def timestamp() -> str:

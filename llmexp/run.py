@@ -11,15 +11,12 @@ from llmexp import results, tracking
 from llmexp.engines.engine import NoMemoryError
 from llmexp.engines.lease import EngineLease
 from llmexp.measure.contract import expect
-from llmexp.prepare import Preparation, prepare
+from llmexp.prepare import Preparation, account, prepare
 from llmexp.progress import phase
 from llmexp.record import SoFar, clear, record
 from llmexp.results import RunResult
 from llmexp.rounds import one_round, send_warm_up
 from llmexp.schema.config import Config
-from llmexp.workloads.audit import audit
-
-_DEFAULT_BLOCK_SIZE = 16  # vLLM's on a GPU
 
 
 def run(config: Config, lease: EngineLease | None = None) -> RunResult:
@@ -58,7 +55,7 @@ def _measure(plan: Preparation, lease: EngineLease, so_far: SoFar) -> None:
     config, workload = plan.config, plan.workload
 
     def while_starting() -> None:
-        so_far.audit = audit(workload, config.kv.block_size or _DEFAULT_BLOCK_SIZE)
+        so_far.audit = account(config, workload, None)
         if config.tracking.enabled:
             so_far.tracked = tracking.start_run(config, plan.study, plan.name)
 
@@ -69,7 +66,7 @@ def _measure(plan: Preparation, lease: EngineLease, so_far: SoFar) -> None:
         so_far.timings_s["engine_start"] = 0.0 if reused else time.monotonic() - asked
         so_far.engine = {**asdict(engine.facts), "reused": reused}
         if so_far.audit is None or engine.facts.block_size not in (None, so_far.audit.block_size):
-            so_far.audit = audit(workload, engine.facts.block_size or _DEFAULT_BLOCK_SIZE)
+            so_far.audit = account(config, workload, engine.facts.block_size)
         began = time.monotonic()
         overlap_blocks = send_warm_up(plan, engine, so_far.audit)
         so_far.timings_s["warm_up"] = time.monotonic() - began

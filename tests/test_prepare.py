@@ -1,0 +1,29 @@
+"""What is settled before an engine starts: a control that is none is refused there."""
+
+from pathlib import Path
+
+import pytest
+
+from llmexp import prepare as module
+from llmexp.compose import compose
+from llmexp.errors import WorkloadError
+from llmexp.prepare import account, prepare
+from tests.workloads.conftest import from_prompts
+
+CONTROL = ["model=tiny_random", "gpu=cpu", "workload=unique_prefix", "kv.block_size=32"]
+
+
+def test_a_control_that_shares_a_block_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sharing = from_prompts([[*range(3, 35), 3], [*range(3, 35), 4]])
+    monkeypatch.setattr(module, "build", lambda config, model: sharing)
+    with pytest.raises(WorkloadError, match="control without reuse, but 1 blocks of 32 tokens are shared"):
+        prepare(compose([*CONTROL, f"runs_dir={tmp_path}"]))
+    prepare(compose([*CONTROL, "workload=shared_prefix", f"runs_dir={tmp_path}"]))
+
+
+def test_a_control_is_checked_again_in_the_engines_own_blocks() -> None:
+    sharing = from_prompts([[*range(3, 19), *range(3, 20)], [*range(3, 19), *range(4, 21)]])
+    config = compose(CONTROL)
+    assert account(config, sharing, None).shared_blocks == 0
+    with pytest.raises(WorkloadError, match="1 blocks of 16 tokens are shared"):
+        account(config, sharing, 16)

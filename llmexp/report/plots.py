@@ -268,6 +268,7 @@ def timeline(comparison: Comparison, traced: Sequence[tuple[Level, Sequence[RunR
         panel.grid(axis="x", color="0.9", linewidth=0.6)
         panel.set_axisbelow(True)
     panels[0].set_ylabel("request, in the order they were due")
+    panels[0].yaxis.get_major_locator().set_params(integer=True)
     panels[0].set_ylim(most - 0.5, -0.5)
     panels[0].legend(fontsize=7, loc="upper right")
     cell = f", cell {first}" if len(_cells(level for level, _ in traced)) > 1 else ""

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 from llmexp import results, tracking
 from llmexp.client.records import TRACE_SCHEMA
 from llmexp.engines.sampling import Sample
+from llmexp.measure.accuracy import accuracy_measures, changed_answers, is_scored, one_round, score, summary
 from llmexp.measure.requests import request_measures
 from llmexp.prepare import Preparation
 from llmexp.results import Percentile, RoundResult, RunResult
@@ -23,7 +24,7 @@ from llmexp.workloads import store
 from llmexp.workloads.audit import Audit
 
 _PART = "requests-{}.parquet"
-_HASHED = (results.CONFIG, results.WORKLOAD, results.TRACE, results.COUNTERS)
+_HASHED = (results.CONFIG, results.WORKLOAD, results.TRACE, results.COUNTERS, results.ANSWERS, results.ACCURACY)
 
 
 @dataclass
@@ -65,6 +66,8 @@ def record(
         (folder / results.WORKLOAD).write_bytes(orjson.dumps(described, option=orjson.OPT_INDENT_2))
     good = [item for item in so_far.rounds if item.valid] or so_far.rounds
     measures, percentiles = over_rounds(plan, trace, good)
+    if good and is_scored(plan.workload):
+        measures |= _keep_answers(plan, trace, good)
     reasons = tuple(f"round {item.index}: {reason}" for item in so_far.rounds for reason in item.invalid_reasons)
     result = RunResult(
         study=plan.study,
@@ -109,6 +112,20 @@ def over_rounds(
     by_round = {name for item in rounds for name in item.measures} - pooled.keys() - percentiles.keys()
     means = {name: fmean(item.measures[name] for item in rounds if name in item.measures) for name in by_round}
     return {**pooled, **means}, percentiles
+
+
+def _keep_answers(plan: Preparation, trace: pa.Table, rounds: Sequence[RoundResult]) -> dict[str, float]:
+    """Writes every answer, and the first round's accuracy by subject. Measures: the first round's accuracy, and
+    how many answers changed from one round to another."""
+    answers = score(plan.workload, trace)
+    pq.write_table(answers, plan.folder / results.ANSWERS)
+    first = one_round(answers, rounds[0].index)
+    if not len(first):
+        return {}
+    (plan.folder / results.ACCURACY).write_bytes(orjson.dumps(summary(first), option=orjson.OPT_INDENT_2))
+    compared = answers.filter(pc.is_in(answers["round"], pa.array([item.index for item in rounds], pa.int32())))
+    changed = {"changed_answers": float(changed_answers(compared))} if len(rounds) > 1 else {}
+    return accuracy_measures(first) | changed
 
 
 def _merge_parts(folder: Path) -> pa.Table:

@@ -15,6 +15,7 @@ from llmexp.schema.study import Claim
 
 CONFIG, WORKLOAD, TRACE = "config.yaml", "workload.json", "requests.parquet"
 COUNTERS, ENGINE_LOG, SUMMARY = "counters.parquet", "engine.log", "summary.json"
+ANSWERS, ACCURACY = "answers.parquet", "accuracy.json"  # where the workload has right answers
 STUDY, SEARCH, FIGURES = "study.json", "search.json", "figures"
 
 

@@ -10,6 +10,7 @@ from llmexp.engines.counters import Counters, settled
 from llmexp.engines.engine import Engine
 from llmexp.engines.sampling import Sample, sampled
 from llmexp.engines.telemetry import GpuSample, gpu_sampled
+from llmexp.measure.accuracy import accuracy_measures, is_scored, score
 from llmexp.measure.contract import Expectation, judge
 from llmexp.measure.engine import engine_measures
 from llmexp.measure.gpu import gpu_measures
@@ -105,6 +106,7 @@ def _judged(
         **_of_hardware(plan, seen),
         **cost_measures(plan.config, of_requests),
         "expected_hit_tokens": float(expectation.hit_tokens),
+        **(accuracy_measures(score(plan.workload, trace)) if is_scored(plan.workload) else {}),
     }
     return RoundResult(
         index=index,

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 from scipy import stats
 
@@ -49,8 +50,9 @@ def accuracy(right: int, n: int) -> Accuracy:
 
 
 def score(workload: Workload, trace: pa.Table) -> pa.Table:
-    """Each request's answer, `ANSWERS_SCHEMA`, from a trace of a workload with question, subject and answer.
+    """Each request's answer by round and request, `ANSWERS_SCHEMA`.
 
+    The workload has the columns question, subject and answer; the trace may hold several rounds of it.
     A request that failed has no generated letter and counts as wrong, like any other text than a letter.
     """
     columns = {name: workload.columns[name] for name in ("question", "subject", "answer")}
@@ -70,7 +72,36 @@ def score(workload: Workload, trace: pa.Table) -> pa.Table:
                 "right": generated == facts["answer"],
             }
         )
-    return pa.Table.from_pylist(rows, ANSWERS_SCHEMA)
+    return pa.Table.from_pylist(rows, ANSWERS_SCHEMA).sort_by([("round", "ascending"), ("request", "ascending")])
+
+
+def is_scored(workload: Workload) -> bool:
+    """Whether a workload's requests have right answers."""
+    return "answer" in workload.columns
+
+
+def one_round(answers: pa.Table, index: int) -> pa.Table:
+    """The answers of one round: questions repeat from round to round, so more rounds are not more answers."""
+    return answers.filter(pc.equal(answers["round"], index))
+
+
+def accuracy_measures(answers: pa.Table) -> dict[str, float]:
+    """The accuracies of one round with their intervals, by their names in `llmexp.measure.catalog`."""
+    if not len(answers):
+        return {}
+    found = {"accuracy": _generated(answers), "accuracy_of_likeliest_letter": _likeliest(answers)}
+    measures: dict[str, float] = {}
+    for name, each in found.items():
+        measures |= {name: each.value, f"{name}_low": each.low, f"{name}_high": each.high}
+    return measures
+
+
+def changed_answers(answers: pa.Table) -> int:
+    """Questions whose generated letter is not the same in every round. Greedy decoding should leave none."""
+    letters = pc.fill_null(answers["generated"], "")
+    table = pa.table({"question": answers["question"], "letter": letters})
+    distinct = table.group_by("question").aggregate([("letter", "count_distinct")])
+    return int(pc.sum(pc.greater(distinct["letter_count_distinct"], 1)).as_py() or 0)
 
 
 def letter(text: str | None) -> str | None:
@@ -106,15 +137,21 @@ def by_subject(answers: pa.Table) -> dict[str, Accuracy]:
 
 def summary(answers: pa.Table) -> dict[str, Any]:
     """Accuracy by generated letter and by likeliest letter, in all and by subject, as plain values."""
-    right = answers["right"].to_numpy()
-    likeliest = np.array(answers["likeliest"].to_pylist()) == np.array(answers["answer"].to_pylist())
-    unanswered = answers["generated"].null_count
     return {
-        "accuracy": vars(accuracy(int(right.sum()), len(right))),
-        "accuracy_of_likeliest_letter": vars(accuracy(int(likeliest.sum()), len(right))),
-        "no_letter": unanswered,
+        "accuracy": vars(_generated(answers)),
+        "accuracy_of_likeliest_letter": vars(_likeliest(answers)),
+        "no_letter": answers["generated"].null_count,
         "by_subject": {subject: vars(each) for subject, each in by_subject(answers).items()},
     }
+
+
+def _generated(answers: pa.Table) -> Accuracy:
+    return accuracy(int(pc.sum(answers["right"]).as_py() or 0), len(answers))
+
+
+def _likeliest(answers: pa.Table) -> Accuracy:
+    right = pc.equal(answers["likeliest"], answers["answer"])  # null where no letter is among the alternatives
+    return accuracy(int(pc.sum(right).as_py() or 0), len(answers))
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,12 @@ def _latency(name: str, meaning: str) -> list[Measure]:
     return [Measure(f"{name}_ms_mean", "ms", "lower", f"mean {meaning}"), *spread]
 
 
+def _accuracy(name: str, meaning: str) -> list[Measure]:
+    """Of one round, and so of each question once; the interval is Wilson's of 95%."""
+    ends = [Measure(f"{name}_{end}", "", None, f"{end} end of the interval of {name}") for end in ("low", "high")]
+    return [Measure(name, "", "higher", meaning), *ends]
+
+
 MEASURES: dict[str, Measure] = {
     measure.name: measure
     for measure in [
@@ -63,6 +69,9 @@ MEASURES: dict[str, Measure] = {
         Measure("limit_all_reduce_s", "s", None, "least time to add up tensor parallelism's partial sums"),
         Measure("limit_s", "s", None, "least time for the whole round, by the datasheet and the tokens served"),
         Measure("limit_share", "", "higher", "least time for the round over the time that it took"),
+        *_accuracy("accuracy", "share of questions whose generated letter is the right one"),
+        *_accuracy("accuracy_of_likeliest_letter", "share of questions whose likeliest of the four letters is right"),
+        Measure("changed_answers", "questions", None, "questions with another generated letter in another round"),
         Measure("failed_requests", "", "lower", "requests that did not complete"),
         Measure("requests_without_usage", "requests", "lower", "completed requests whose tokens were not reported"),
         Measure("goodput_req_per_s", "req/s", "higher", "completed requests per second that met every SLO set"),

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from llmexp.analyze.answers import PairAnswers
 from llmexp.analyze.claims import Answer
 from llmexp.analyze.compare import Comparison, Effect, scale_of
 from llmexp.analyze.intervals import MIN_TRIALS
@@ -30,12 +31,15 @@ from llmexp.report.table import (
 from llmexp.results import RunResult
 from llmexp.schema.study import Claim
 
+_MOST_NAMES = 100  # of questions; all of them stand in report.json
+
 
 def markdown(
     study: Study,
     comparison: Comparison,
     answers: Sequence[Answer],
     requests: Sequence[RequestEffect],
+    questions: Sequence[PairAnswers],
     figures: Sequence[tuple[str, str, str]],
 ) -> str:
     """The whole report. `figures` holds title, caption and path relative to the report of each."""
@@ -46,6 +50,7 @@ def markdown(
         *_section("Figures", [f"![{title}]({path})\n\n*{text}*" for title, text, path in figures]),
         *_sensitivity(comparison),
         *_requests(requests, comparison),
+        *_questions(questions, comparison),
         *_every_measure(comparison),
         *_runs(study, comparison),
         *_section("Method", _method(comparison)),
@@ -197,6 +202,50 @@ def _requests(effects: Sequence[RequestEffect], comparison: Comparison) -> Itera
     )
     header = ("cell", "arm", "latency", "statistic", f"ratio to {comparison.baseline}", "faster", "requests")
     yield from _section("Single requests", [_table(header, lines), note])
+
+
+def _questions(pairs: Sequence[PairAnswers], comparison: Comparison) -> Iterator[str]:
+    """Whether the arms answer alike, and which questions they answer differently."""
+    if not pairs:
+        return
+    lines = []
+    for pair in pairs:
+        both = pair.agreement
+        lines.append(
+            (
+                cell_label(pair.cell),
+                pair.arm,
+                str(pair.trial),
+                f"{both.same} of {both.n}",
+                number((both.both_right + both.only_first_right) / both.n),
+                number((both.both_right + both.only_second_right) / both.n),
+                str(both.only_first_right),
+                str(both.only_second_right),
+                number(both.p_value, 2),
+            )
+        )
+    base = comparison.baseline
+    header = (
+        *("cell", "arm", "trial", "same letter", f"accuracy of {base}", "accuracy of the arm"),
+        *(f"only {base} right", "only the arm right", "McNemar's p"),
+    )
+    note = (
+        "One round of each run, question by question. McNemar's exact test asks whether the questions that only one "
+        "of the two gets right fall to either equally often; it is made for each pair by itself, not adjusted over "
+        "pairs, and no verdict rests on it."
+    )
+    yield from _section("Answers", [_table(header, lines), note, *_differing(pairs)])
+
+
+def _differing(pairs: Sequence[PairAnswers]) -> Iterator[str]:
+    for pair in pairs:
+        names = pair.agreement.differing
+        if names:
+            rest = f", and {len(names) - _MOST_NAMES} more in report.json" if len(names) > _MOST_NAMES else ""
+            where = f"{pair.arm}, {cell_label(pair.cell)}, trial {pair.trial}"
+            title = f"{where}: {count(len(names), 'question')} answered differently"
+            listed = ", ".join(f"`{name}`" for name in names[:_MOST_NAMES])
+            yield f"<details><summary>{title}</summary>\n\n{listed}{rest}\n\n</details>"
 
 
 def _every_measure(comparison: Comparison) -> Iterator[str]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from llmexp.analyze.answers import pair_answers
 from llmexp.analyze.claims import answer_claims, check_claims
 from llmexp.analyze.requests import request_effects
 from llmexp.analyze.study import Study
@@ -46,6 +47,7 @@ def write_report(study: Study, folder: str | Path, factor: str | None = None) ->
     comparison = study.compare(factor)
     answers = answer_claims(study.compare(), study.record.claims)
     requests = request_effects(comparison.pairings, confidence=comparison.confidence)
+    questions = pair_answers(comparison.pairings)
     shown, figures = [], []
     for plot in plots(study, comparison):
         for kind in ("png", "svg"):
@@ -63,9 +65,15 @@ def write_report(study: Study, folder: str | Path, factor: str | None = None) ->
     )
     comparison.to_pandas().to_csv(files.effects, index=False)
     study.to_pandas().to_csv(files.runs, index=False)
-    content = {"study": study.record, "comparison": comparison, "claims": answers, "requests": requests}
+    content = {
+        "study": study.record,
+        "comparison": comparison,
+        "claims": answers,
+        "requests": requests,
+        "questions": questions,
+    }
     files.json.write_text(json.dumps(_plain(content), indent=2) + "\n")
-    files.markdown.write_text(markdown(study, comparison, answers, requests, shown))
+    files.markdown.write_text(markdown(study, comparison, answers, requests, questions, shown))
     return files
 
 

@@ -47,7 +47,6 @@ def test_a_plan_is_made_from_another_folder(installed: Path, tmp_path: Path) -> 
         "model=tiny_random",
         "gpu=cpu",
         "study.plan_only=true",
-        "study.name=p",
     )
     assert done.returncode == 0, done.stderr
     assert "2 runs on 2 engine launches" in done.stderr

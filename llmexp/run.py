@@ -63,7 +63,8 @@ def _measure(plan: Preparation, lease: EngineLease, so_far: SoFar) -> None:
         asked = time.monotonic()
         with phase(f"{plan.name}: engine {config.engine.kind}, model {plan.model.name}"):
             engine, reused = stack.enter_context(lease.engine(config, plan.model, plan.folder, while_starting))
-        so_far.timings_s["engine_start"] = 0.0 if reused else time.monotonic() - asked
+        so_far.timings_s["engine_start"] = 0.0 if reused else engine.launch_s
+        so_far.timings_s["engine_wait"] = time.monotonic() - asked - so_far.timings_s["engine_start"]
         so_far.engine = {**asdict(engine.facts), "reused": reused}
         if so_far.audit is None or engine.facts.block_size not in (None, so_far.audit.block_size):
             so_far.audit = account(config, workload, engine.facts.block_size)

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from llmexp.compose import compose, conf_dir, open_keys
 from llmexp.measure.catalog import MEASURES
 from llmexp.prepare import prepare
 from llmexp.schema.config import Config, register_defaults
+from tests.sources import azure_file, mmlu_folder, mooncake_file
 
 SMALL = [
     "model=tiny_random",
@@ -42,6 +44,25 @@ REDUCED = {
     "salted_cost": SMALL,
     "telemetry_cost": SMALL,
 }
+
+# The same for those that are made from files.
+FEW_QUESTIONS = ["model=tiny_random", "gpu=cpu", "workload.num_questions=8"]
+REDUCED_SOURCES = {
+    "mmlu_prefix_cache": [*FEW_QUESTIONS, "max_num_seqs=2,4"],
+    "mmlu_standard": [*FEW_QUESTIONS, "max_num_seqs=4"],
+    "trace_replay": [
+        *("model=tiny_random", "model.max_model_len=2048", "gpu=cpu", "max_num_seqs=4"),
+        *("workload.limit=4", "workload.scale_lengths=0.0625", "load.speed=8,16"),
+    ],
+}
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> dict[str, str]:
+    """The override that gives each experiment its files."""
+    questions = f"workload.path={mmlu_folder(tmp_path / 'mmlu')}"
+    trace = f"workload.path={mooncake_file(tmp_path / 'trace.jsonl')}"
+    return {"mmlu_prefix_cache": questions, "mmlu_standard": questions, "trace_replay": trace}
 
 
 def runs_of(experiment: str, overrides: Sequence[str]) -> tuple[plan.Design, list[Config]]:
@@ -90,6 +111,48 @@ def test_reduced_it_is_ready_to_run_on_a_cpu(experiment: str) -> None:
     if experiment != "model_size":  # its other model is fetched or dequantised
         first = prepare(made[0])
         assert len(first.workload) <= 4
+
+
+@pytest.mark.parametrize("experiment", REDUCED_SOURCES)
+def test_as_written_what_is_made_from_files_is_sound(experiment: str, sources: dict[str, str]) -> None:
+    design, made = runs_of(experiment, ["gpu=h200", sources[experiment]])
+    assert len({config.model_dump_json() for config in made}) == len(made)
+    assert (design.compare, design.baseline) == ("cache", "off")
+    assert all(claim.measure in MEASURES for claim in made[0].study.claims)
+    if experiment != "trace_replay":
+        assert all(config.model.load_format == "auto" for config in made)  # random weights have no accuracy
+
+
+def test_the_study_of_mmlu_with_one_prefix(sources: dict[str, str]) -> None:
+    """Twelve runs: the cache, three numbers of requests, all of them in flight, and two orders of 500 questions."""
+    design, made = runs_of("mmlu_prefix_cache", ["gpu=h200", sources["mmlu_prefix_cache"]])
+    assert (len(design.arms), len(design.cells), len(made)) == (2, 6, 12)
+    found = {(config.cache.name, config.max_num_seqs, config.workload.order) for config in made}  # type: ignore[union-attr]
+    assert found == set(itertools.product(("on", "off"), (32, 128, 256), ("sorted", "shuffled")))
+    for config in made:
+        assert (config.load.kind, config.load.concurrency) == ("closed_loop", config.max_num_seqs)  # type: ignore[union-attr]
+        asked = config.workload.model_dump()
+        assert (asked["shots"], asked["prefix"], asked["num_questions"]) == (5, "fixed", 500)
+
+
+@pytest.mark.parametrize("experiment", REDUCED_SOURCES)
+def test_reduced_what_is_made_from_files_is_ready_on_a_cpu(experiment: str, sources: dict[str, str]) -> None:
+    design, made = runs_of(experiment, [*REDUCED_SOURCES[experiment], sources[experiment]])
+    assert {config.gpu.device for config in made} == {"cpu"}
+    plans = [prepare(config) for config in made]
+    is_trace = experiment == "trace_replay"
+    for ready in plans:
+        assert len(ready.workload) == (4 if is_trace else 8)
+        assert (ready.config.load.kind == "trace", ready.workload.arrivals_s is not None) == (is_trace, is_trace)
+    hashes = [ready.workload.sha256 for ready in plans]
+    assert all(len(set(hashes[i :: len(design.cells)])) == 1 for i in range(len(design.cells)))
+
+
+def test_a_trace_of_another_kind_can_be_replayed(tmp_path: Path) -> None:
+    path = f"workload.path={azure_file(tmp_path / 'trace.csv')}"
+    _, made = runs_of("trace_replay", [*REDUCED_SOURCES["trace_replay"], "workload=azure", path])
+    assert {config.workload.kind for config in made} == {"azure"}
+    assert len(prepare(made[0]).workload) == 4
 
 
 def test_the_arms_of_an_experiment_send_the_same_requests() -> None:

@@ -14,6 +14,7 @@ from llmexp.analyze.pairs import Pairing, cell_label
 from llmexp.analyze.power import POWER
 from llmexp.analyze.requests import RequestEffect
 from llmexp.analyze.study import Study
+from llmexp.measure.accuracy import accuracy
 from llmexp.measure.catalog import MEASURES
 from llmexp.report.table import (
     HEADLINES,
@@ -217,8 +218,8 @@ def _questions(pairs: Sequence[PairAnswers], comparison: Comparison) -> Iterator
                 pair.arm,
                 str(pair.trial),
                 f"{both.same} of {both.n}",
-                number((both.both_right + both.only_first_right) / both.n),
-                number((both.both_right + both.only_second_right) / both.n),
+                _accuracy(both.both_right + both.only_first_right, both.n),
+                _accuracy(both.both_right + both.only_second_right, both.n),
                 str(both.only_first_right),
                 str(both.only_second_right),
                 number(both.p_value, 2),
@@ -230,11 +231,16 @@ def _questions(pairs: Sequence[PairAnswers], comparison: Comparison) -> Iterator
         *(f"only {base} right", "only the arm right", "McNemar's p"),
     )
     note = (
-        "One round of each run, question by question. McNemar's exact test asks whether the questions that only one "
-        "of the two gets right fall to either equally often; it is made for each pair by itself, not adjusted over "
-        "pairs, and no verdict rests on it."
+        "One round of each run, question by question; accuracies with Wilson's 95% interval. McNemar's exact "
+        "test asks whether the questions that only one of the two gets right fall to either equally often; it is made "
+        "for each pair by itself, not adjusted over pairs, and no verdict rests on it."
     )
     yield from _section("Answers", [_table(header, lines), note, *_differing(pairs)])
+
+
+def _accuracy(right: int, n: int) -> str:
+    found = accuracy(right, n)
+    return f"{number(found.value)} ({number(found.low)} to {number(found.high)})"
 
 
 def _differing(pairs: Sequence[PairAnswers]) -> Iterator[str]:

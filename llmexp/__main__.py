@@ -17,7 +17,10 @@ INTERRUPTED = 130
 
 
 def main() -> None:
-    """The entry of `llmexp` and `python -m llmexp`. Exit codes: 2 wrong input, 1 failure, 130 Ctrl-C."""
+    """The entry of `llmexp` and `python -m llmexp`.
+
+    Exit codes: 2 wrong input, 1 failure, 3 a single run that is not valid, 130 Ctrl-C.
+    """
     arguments = sys.argv[1:]
     try:
         if arguments and arguments[0] in _COMMANDS:
@@ -46,6 +49,7 @@ def _experiment(arguments: list[str]) -> None:
 
 
 def _interrupt(signum: int, frame: object) -> NoReturn:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough; the records are being written now
     raise KeyboardInterrupt
 
 

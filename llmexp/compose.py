@@ -67,7 +67,12 @@ def _device() -> str:
 @contextmanager
 def plain_words() -> Iterator[None]:
     """Turns Hydra's errors about overrides and files into ConfigErrors that say what is accepted."""
-    from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException
+    from hydra.errors import (
+        ConfigCompositionException,
+        HydraException,
+        MissingConfigException,
+        OverrideParseException,
+    )
     from omegaconf.errors import OmegaConfBaseException
 
     try:
@@ -83,8 +88,18 @@ def plain_words() -> Iterator[None]:
     except ConfigCompositionException as error:
         unknown = re.search(r"Could not override '([^']+)'", str(error))
         cause = error.__cause__
+        if several := re.search(r"Ambiguous value for argument '([^=]+)=(.*)'", str(error)):
+            raise ConfigError(f"{several[1]}: got {several[2]}, several values; -m makes a study of them") from None
         if unknown and not (isinstance(cause, OmegaConfBaseException) and "not in struct" not in str(cause)):
             raise ConfigError(f"{unknown[1]}: no such key{nearest(unknown[1], list(keys()))}") from None
         raise ConfigError(f"{error} {cause or ''}".strip()) from None
+    except OverrideParseException as error:
+        raise ConfigError(
+            f"{error.override}: not understood; accepted is KEY=VALUE, or one of the commands audit and report"
+        ) from None
     except HydraException as error:
         raise ConfigError(str(error)) from None
+    except ValueError as error:
+        if "Config group override" not in str(error):
+            raise
+        raise ConfigError("a group takes the name of one of its files, not null, true or a number") from None

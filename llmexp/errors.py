@@ -17,5 +17,9 @@ class EngineError(LlmexpError):
     """The engine did not start, died or refused a request of ours."""
 
 
+class TrackingError(LlmexpError):
+    """MLflow could not be reached or written; what was measured is on disk all the same."""
+
+
 class ResultError(LlmexpError):
     """A run or study on disk is missing, broken or not comparable."""

@@ -18,9 +18,9 @@ _USAGE = """\
 [bold]llmexp[/]: controlled experiments on LLM serving
 
   python -m llmexp KEY=VALUE …               one run
-  python -m llmexp -m KEY=A,B …              a study: every combination, arms paired, a report at the end
+  python -m llmexp -m KEY=A,B …              a study of all combinations, arms paired
   python -m llmexp -m experiment=NAME        a study that a file of conf/experiment describes
-  python -m llmexp audit workload=NAME …     what prefix caching can do for a workload; nothing is sent
+  python -m llmexp audit workload=NAME …     what caching can do for a workload; sends nothing
   python -m llmexp report FOLDER             the report of a study again
   python -m llmexp --cfg job KEY=VALUE …     the config that a run would have
 """

@@ -131,7 +131,12 @@ def _packaged_gguf(package: str) -> Path | None:
 def _made_once(name: str, make: Callable[[Path], None]) -> Path:
     """A folder of the user's cache that `make` fills, whole or not at all, once for all processes."""
     target = Path(platformdirs.user_cache_dir("llmexp")) / "models" / name
-    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"{target.parent} cannot be written ({error.strerror}); set XDG_CACHE_HOME to a folder for models"
+        ) from None
     with _locked(target.with_suffix(".lock")):
         if not target.exists():
             partial = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=target.parent))

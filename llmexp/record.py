@@ -45,11 +45,11 @@ def part(folder: Path, index: int) -> Path:
 
 
 def clear(folder: Path) -> None:
-    """Makes the run's folder, or empties it of an earlier attempt's files."""
+    """Makes the run's folder, or empties it of what an earlier attempt left; other files stay."""
     folder.mkdir(parents=True, exist_ok=True)
-    for file in folder.iterdir():
-        if file.is_file():
-            file.unlink()
+    parts = folder.glob(_PART.format("*"))
+    for file in [*parts, *(folder / name for name in (*_HASHED, results.SUMMARY, results.ENGINE_LOG))]:
+        file.unlink(missing_ok=True)
 
 
 def record(
@@ -97,7 +97,8 @@ def record(
     results.save_run(result)
     result = results.load_run(folder)  # as everybody else will see it
     if so_far.tracked is not None:
-        tracking.finish_run(so_far.tracked, result)
+        with tracking.told(result.folder):
+            tracking.finish_run(so_far.tracked, result)
     return result
 
 

@@ -119,7 +119,7 @@ def load_run(folder: str | Path) -> RunResult:
     path = Path(folder) / SUMMARY
     try:
         summary = RunResult.model_validate_json(path.read_bytes())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         raise ResultError(f"{folder}: no {SUMMARY} here; a run's folder holds one once the run has ended") from None
     except ValidationError as error:
         raise ResultError(f"{path}: not a run summary ({_first(error)})") from None
@@ -149,7 +149,7 @@ def load_study_record(folder: str | Path) -> StudyRecord:
     path = folder / STUDY
     try:
         return StudyRecord.model_validate_json(path.read_bytes())
-    except (FileNotFoundError, NotADirectoryError):
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         raise ResultError(_not_a_study(folder)) from None
     except ValidationError as error:
         raise ResultError(f"{path}: not a study's record ({_first(error)})") from None

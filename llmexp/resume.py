@@ -39,6 +39,14 @@ def is_done(run: Preparation, here: bool = True) -> bool:
     )
 
 
+def is_complete(folder: Path) -> bool:
+    """Whether a folder holds a run that came to its end, whatever it measured."""
+    try:
+        return results.load_run(folder).status == "complete"
+    except ResultError:
+        return False
+
+
 @contextmanager
 def alone(folder: Path, before_waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
     """Keeps other processes off a run's folder, and waits for one that is at it already.

@@ -113,6 +113,7 @@ def sweep(arguments: Sequence[str], base: DictConfig, context: HydraContext, tas
             _log_what_is_unlogged(jobs, shared, tracked)
         study = _conclude(shared, folder, tracked, status)
     except BaseException as error:
+        console.print(f"To go on: the same command with study.name={name}", highlight=False, soft_wrap=True)
         if tracked:
             tracking.close_study(tracked, "failed" if status == "complete" else status)
         if not failures or not isinstance(error, ResultError):  # without a single run there is no report

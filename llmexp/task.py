@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from llmexp.engines.lease import EngineLease
     from llmexp.schema.config import Config
 
-WRONG_INPUT, FAILED = 2, 1
+WRONG_INPUT, FAILED, NOT_VALID = 2, 1, 3
 
 
 def make_run(composed: DictConfig, lease: "EngineLease | None" = None, worker: "Worker | None" = None) -> str:
@@ -82,11 +82,31 @@ def _die_with(owner: int) -> None:
 
 
 def _single(config: "Config") -> str:
-    from llmexp.run import run
+    """Makes the run and shows what it measured; a run that is not valid ends the process with a code of its own."""
+    from rich.console import Console
 
-    made = run(config)
+    from llmexp.engines.lease import EngineLease
+    from llmexp.prepare import prepare
+    from llmexp.report.run_table import run_table, verdict
+    from llmexp.resume import alone, is_complete
+    from llmexp.run import make
+    from llmexp.tracking import ui_command
+
+    plan = prepare(config)
+    with alone(plan.folder):
+        if is_complete(plan.folder):
+            raise ConfigError(f"study.name: got {plan.study}, which has a complete run {plan.name}; give another name")
+        made = make(plan, EngineLease(keep=False))
     if made.status == "refused":
         raise EngineError(made.error)
+    console = Console()
+    console.print(run_table(made))
+    console.print(verdict(made), highlight=False, markup=False, soft_wrap=True)
+    console.print(f"Folder: {made.folder}", highlight=False, soft_wrap=True)
+    if config.tracking.enabled:
+        console.print(f"MLflow: {ui_command(config.tracking)}", highlight=False, soft_wrap=True)
+    if not made.valid:
+        sys.exit(NOT_VALID)
     return str(made.folder)
 
 

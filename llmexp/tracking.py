@@ -4,13 +4,14 @@ import fcntl
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmexp.errors import ConfigError
-from llmexp.results import FIGURES, RunResult
+from llmexp.errors import ConfigError, TrackingError
+from llmexp.results import FIGURES, Percentile, RunResult
 from llmexp.schema.config import Config, TrackingConfig
 
 if TYPE_CHECKING:
@@ -154,6 +155,30 @@ def _leaves(prefix: str, section: Any) -> dict[str, Any]:
     }
 
 
+@contextmanager
+def told(folder: Path) -> Iterator[None]:
+    """Words the failure to log a run that is safe on disk.
+
+    Raises TrackingError.
+    """
+    from mlflow.exceptions import MlflowException
+    from sqlalchemy.exc import SQLAlchemyError
+
+    logging.getLogger("mlflow").setLevel(logging.CRITICAL)  # it logs a traceback for every attempt
+    try:
+        yield
+    except (MlflowException, SQLAlchemyError, OSError) as error:
+        raise TrackingError(
+            f"{folder} holds all that was measured, but MLflow could not be told of it: {str(error).splitlines()[0]}"
+        ) from None
+
+
+def _values(measures: Mapping[str, float], percentiles: Mapping[str, Percentile]) -> dict[str, float]:
+    """Measures, and the percentiles that their samples support."""
+    supported = {name: one.value for name, one in percentiles.items() if one.value is not None}
+    return {**measures, **supported}
+
+
 def finish_run(run: TrackedRun, result: RunResult) -> None:
     """Logs a run's measures, one step a round, and its files, and closes it."""
     from mlflow.entities import Metric
@@ -162,9 +187,10 @@ def finish_run(run: TrackedRun, result: RunResult) -> None:
     per_round = [
         Metric(f"round/{name}", value, now, item.index)
         for item in result.rounds
-        for name, value in item.measures.items()
+        for name, value in _values(item.measures, item.percentiles).items()
     ]
-    overall = [Metric(name, value, now, 0) for name, value in result.measures.items()]
+    values = _values(result.measures, result.percentiles)
+    overall = [Metric(name, value, now, 0) for name, value in values.items()]
     seconds = [Metric(f"time/{name}_s", value, now, 0) for name, value in result.timings_s.items()]
     metrics = [*overall, *per_round, *seconds]
     for start in range(0, len(metrics), 1000):  # the most that one batch may hold

@@ -28,6 +28,9 @@ TINY = ["model=tiny_random", "gpu=cpu", "tracking=off"]
         ("engine.port=http", ["engine.port", "'http'", "integer"]),
         ("engine.port=80", ["engine.port", "80", "1024"]),
         ("study.name=a/b", ["study.name", "a/b"]),
+        ("run.name=../victim", ["run.name", "../victim"]),
+        ("run.name=.", ["run.name", "'.'"]),
+        ("seed=99999999999999999999", ["seed", "less than"]),
         ("load.concurrency=${nope}", ["load.concurrency", "nope"]),
     ],
 )
@@ -154,3 +157,12 @@ def test_help_and_errors_import_nothing_heavy(arguments: list[str]) -> None:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert f"code {0 if arguments == ['--help'] else 2}" in done.stdout
+
+
+def test_an_earlier_attempt_is_cleared_and_other_files_stay(tmp_path: Path) -> None:
+    from llmexp.record import clear
+
+    for name in ("summary.json", "requests-3.parquet", "engine.log", "notes.md"):
+        (tmp_path / name).touch()
+    clear(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.md"]

@@ -10,7 +10,7 @@ import pytest
 from llmexp import tracking
 from llmexp.client.records import TRACE_SCHEMA
 from llmexp.compose import compose
-from llmexp.errors import ConfigError
+from llmexp.errors import ConfigError, TrackingError
 from llmexp.results import RoundResult, RunResult, load_run, save_run
 from llmexp.schema.config import Config
 
@@ -50,7 +50,10 @@ def result(folder: Path, settings: Config, **changes: object) -> RunResult:
         "fingerprint": "f",
         "workload_sha256": "w",
         "measures": {"throughput_req_per_s": 10.0},
-        "percentiles": {},
+        "percentiles": {
+            "ttft_ms_p50": {"value": 12.5, "low": 10, "high": 15, "n": 16},
+            "ttft_ms_p99": {"value": None, "low": None, "high": None, "n": 16},
+        },
         "rounds": rounds,
         "engine": {},
         "environment": {},
@@ -87,6 +90,8 @@ def test_a_study_and_its_run_as_mlflow_shows_them(tmp_path: Path) -> None:
     assert params["cache"] == "salted" and params["max_num_seqs"] == "4" and params["workload.num_requests"] == "3"
     assert not [key for key, value in params.items() if value == "None"]
     assert shown.data.metrics["throughput_req_per_s"] == 10.0
+    assert shown.data.metrics["ttft_ms_p50"] == 12.5
+    assert "ttft_ms_p99" not in shown.data.metrics, "the sample does not support it"
     history = client.get_metric_history(child.run_id, "round/throughput_req_per_s")
     assert [(point.step, point.value) for point in history] == [(0, 10.0), (1, 11.0)]
     names = {file.path for file in client.list_artifacts(child.run_id)}
@@ -142,3 +147,10 @@ def test_a_store_that_cannot_be_written_is_named() -> None:
     settings = compose(["gpu=cpu", "tracking.dir=/proc/nowhere"])
     with pytest.raises(ConfigError, match=r"tracking\.dir: got '/proc/nowhere'"):
         tracking.open_store(settings.tracking)
+
+
+def test_what_cannot_be_logged_is_told_and_where_it_is_kept(tmp_path: Path) -> None:
+    from mlflow.exceptions import MlflowException
+
+    with pytest.raises(TrackingError, match=f"{tmp_path} holds all that was measured.*locked"), tracking.told(tmp_path):
+        raise MlflowException("database is locked")

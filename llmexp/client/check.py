@@ -86,11 +86,12 @@ def check_client(
         lag_limit_ms = max(LAG_P99_LIMIT_MS, LAG_P99_LIMIT_SHARE * _percentile(ttft_ms[~np.isnan(ttft_ms)], 50))
     capped = sum(outcome.capped for outcome in outcomes)
     more = "raise client.workers, give the client cores of its own, or lower the load"
+    late = f"{more}; client.lag_limit_ms sets another limit"
     problems = []
     if alone and lag_p99 > lag_limit_ms:
-        problems.append(f"sends were {lag_p99:.2f} ms late at p99 (limit {lag_limit_ms:.2f} ms): {more}")
+        problems.append(f"sends were {lag_p99:.2f} ms late at p99 (limit {lag_limit_ms:.2f} ms): {late}")
     if alone and loop_lag_p99 > lag_limit_ms:
-        problems.append(f"the event loop was {loop_lag_p99:.2f} ms late at p99 (limit {lag_limit_ms:.2f} ms): {more}")
+        problems.append(f"the event loop was {loop_lag_p99:.2f} ms late at p99 (limit {lag_limit_ms:.2f} ms): {late}")
     if alone and max(cpu_shares, default=0.0) > CPU_SHARE_LIMIT:
         problems.append(f"a worker used {max(cpu_shares):.0%} of a core (limit {CPU_SHARE_LIMIT:.0%}): {more}")
     if intended_rate and achieved_rate and achieved_rate < ACHIEVED_RATE_LIMIT * intended_rate:

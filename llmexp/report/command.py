@@ -1,4 +1,4 @@
-"""`llmexp report`: the report of a study that has run, from its folder or from MLflow alone."""
+"""`llmexp report`: the report of a study that has run, from its folder or from MLflow alone; or a run's measures."""
 
 import argparse
 from collections.abc import Sequence
@@ -8,22 +8,29 @@ from rich.console import Console
 
 from llmexp.analyze.study import Study, from_mlflow, load_study
 from llmexp.report.report import write_report
+from llmexp.report.run_table import run_table, verdict
 from llmexp.report.table import cells_table
+from llmexp.results import SUMMARY, load_run
 from llmexp.schema.config import TrackingConfig
 from llmexp.tracking import store_uri
 
 
 def report(arguments: Sequence[str]) -> None:
-    """Prints the table of a study and writes its report.
+    """Prints the table of a study and writes its report; of a single run's folder, prints its measures.
 
     Raises ConfigError or ResultError that says what to give instead.
     """
     options = _parser().parse_args(arguments)
+    console = Console()
+    if options.folder is not None and Path(options.folder, SUMMARY).exists():
+        run = load_run(options.folder)
+        console.print(run_table(run))
+        console.print(verdict(run), highlight=False, markup=False, soft_wrap=True)
+        return
     study = _study(options)
     own = study.folder / f"by-{options.compare}" if options.compare else study.folder
     folder = Path(options.out) if options.out else own
     written = write_report(study, folder, options.compare)
-    console = Console()
     console.print(cells_table(study.compare(options.compare)))
     console.print(f"Report: {written.markdown}", highlight=False, soft_wrap=True)
 
@@ -38,7 +45,7 @@ def _study(options: argparse.Namespace) -> Study:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="llmexp report", description="The report of a study that has run.")
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("folder", nargs="?", help="the study's folder, such as runs/NAME")
+    source.add_argument("folder", nargs="?", help="the folder of a study, such as runs/NAME, or of a run")
     source.add_argument("--mlflow-experiment", metavar="NAME", help="take study and runs from MLflow")
     parser.add_argument("--study", metavar="NAME", help="which study of the experiment, if it holds several")
     parser.add_argument("--tracking-uri", metavar="URI", help="the MLflow server (default: the store in mlruns/)")

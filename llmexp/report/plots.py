@@ -53,7 +53,8 @@ def plots(study: Study, comparison: Comparison) -> Iterator[Plot]:
         yield effect_by_cell(comparison)
     if traced:
         yield latency_distributions(comparison, traced)
-    if key := numeric_key(study, comparison):
+    key = numeric_key(study, comparison)
+    if key and any("throughput_req_per_s" in level.measures for level in comparison.levels):
         yield throughput_curve(study, comparison, key)
     if counted := _counted_hits(study, comparison.factor):
         yield hit_rates(comparison, counted)

@@ -20,7 +20,7 @@ from pydantic import (
 from llmexp.errors import ConfigError
 from llmexp.schema.engine import CacheConfig, EngineConfig, GpuConfig, KvConfig, ModelConfig, SchedulerConfig
 from llmexp.schema.load import ClientConfig, LoadConfig, SloConfig
-from llmexp.schema.section import Section
+from llmexp.schema.section import FOLDER_NAME, Section
 from llmexp.schema.study import StudyConfig
 from llmexp.schema.workloads import WorkloadConfig
 
@@ -51,7 +51,7 @@ def _from_json(value: Any) -> Any:
 class RunPlace(Section):
     """A run's place in its study; set by the study, not by hand."""
 
-    name: str | None = None
+    name: str | None = Field(default=None, pattern=FOLDER_NAME, max_length=200)
     arm: str | None = None
     cell: Annotated[dict[str, str], BeforeValidator(_from_json)] = Field(default_factory=dict)
     trial: NonNegativeInt = 0
@@ -80,7 +80,7 @@ class Config(Section):
     max_num_seqs: PositiveInt = Field(description="most requests that the engine runs at once")
     rounds: PositiveInt = Field(description="replays of the workload in a run, each from an empty cache")
     reset_cache: bool = Field(default=True, description="empty the prefix cache before each round; false voids the run")
-    seed: NonNegativeInt = Field(default=0, description="seed of workload, arrivals and engine")
+    seed: int = Field(default=0, ge=0, lt=2**32, description="seed of workload, arrivals and engine")
     runs_dir: str = Field(default="runs", description="folder that receives studies and runs")
     arm: str | None = Field(default=None, description="free label, to compare runs that are otherwise equal")
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, PositiveInt, model_validator
 
-from llmexp.schema.section import Section
+from llmexp.schema.section import FOLDER_NAME, Section
 
 
 def _swept_value(value: Any) -> Any:
@@ -47,7 +47,8 @@ class StudyConfig(Section):
 
     name: str | None = Field(
         None,
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$",
+        pattern=FOLDER_NAME,
+        max_length=100,
         description="name of the study and of its folder, by which it is resumed; null: the time of its start",
     )
     trials: PositiveInt = Field(1, description="independent engine launches per arm and cell; intervals need 3")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from llmexp import models
 from llmexp.compose import compose
+from llmexp.errors import ConfigError
 from llmexp.schema.load import ClosedLoop
 from llmexp.workloads.audit_report import report
 from llmexp.workloads.build import build
@@ -21,7 +22,12 @@ def audit(arguments: Sequence[str]) -> None:
     workload = build(config.workload, models.locate(config.model))
     concurrency = config.load.concurrency if isinstance(config.load, ClosedLoop) else config.max_num_seqs
     block_sizes = options.block_sizes or [config.kv.block_size or 16]
-    report(workload, block_sizes, options.capacities, Path(options.out), concurrency)
+    out = Path(options.out)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--out: got {options.out!r}, which is no folder to write to ({error.strerror})") from None
+    report(workload, block_sizes, options.capacities, out, concurrency)
 
 
 def _parser() -> argparse.ArgumentParser:

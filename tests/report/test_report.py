@@ -159,11 +159,12 @@ def test_every_kind_of_study_gets_a_report(tmp_path: Path, arguments: dict[str, 
 
 
 def test_a_study_without_a_valid_run_still_says_why(tmp_path: Path) -> None:
-    record = make_study(tmp_path / "s", trials=1, requests=20)
+    cells = [{"max_num_seqs": "1"}, {"max_num_seqs": "2"}]
+    record = make_study(tmp_path / "s", trials=1, requests=20, cells=cells)
     for plan in record.runs:
         change(tmp_path / "s" / plan.name, status="failed", valid=False, rounds=(), measures={}, error="out of memory")
     text = write_report(load_study(tmp_path / "s"), tmp_path / "s").markdown.read_text()
-    assert text.count("| failed | out of memory |") == 2
+    assert text.count("| failed | out of memory |") == 4
     assert "nothing can be said of throughput" in text
 
 

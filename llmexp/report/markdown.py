@@ -142,7 +142,7 @@ def _claims(answers: Sequence[Answer], comparison: Comparison) -> Iterator[str]:
 
 
 def _evidence(rows: Sequence[Effect]) -> str:
-    return "<br>".join(
+    return "; ".join(
         f"{row.arm}, {cell_label(row.cell)}: {amount(row.estimate, row)} ({interval(row)}, n={row.trials})"
         for row in rows
     )

@@ -92,7 +92,7 @@ def to_markdown(comparison: Comparison) -> str:
     """The same table in Markdown."""
     header, rows = _contents(comparison)
     align = tuple("---" if i < 2 else "---:" for i in range(len(header)))
-    return "\n".join(f"| {' | '.join(line)} |".replace("\n", "<br>") for line in (header, align, *rows))
+    return "\n".join(f"| {' | '.join(line)} |".replace("\n", ", ") for line in (header, align, *rows))
 
 
 def caption(comparison: Comparison) -> str:

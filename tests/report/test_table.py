@@ -79,7 +79,7 @@ def test_markdown_has_as_many_cells_in_every_line(tmp_path: Path) -> None:
     lines = to_markdown(load_study(tmp_path / "s").compare()).splitlines()
     assert len(lines) == 4
     assert len({line.count("|") for line in lines}) == 1
-    assert "<br>" in lines[2]
+    assert ", " in lines[2]
 
 
 @pytest.mark.parametrize(

@@ -160,6 +160,8 @@ def _environment(gpus: Sequence[Gpu]) -> dict[str, str]:
         "DO_NOT_TRACK": "1",
         "PYTHONUNBUFFERED": "1",
         "NO_COLOR": "1",
+        "VLLM_CONFIGURE_LOGGING": "1",  # what the log tells is read, whatever the user's shell has silenced
+        "VLLM_LOGGING_LEVEL": "INFO",
     }
     if gpus:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(str(gpu.index) for gpu in gpus)

@@ -43,7 +43,10 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workplace]:
     lease.close()
 
 
-def test_a_shared_prefix_hits_exactly_what_the_audit_predicts(workplace: Workplace) -> None:
+def test_a_shared_prefix_hits_exactly_what_the_audit_predicts(
+    workplace: Workplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "ERROR")
     result = workplace.run("study.name=shared")
     assert result.valid, result.invalid_reasons
     for item in result.rounds:
@@ -53,6 +56,9 @@ def test_a_shared_prefix_hits_exactly_what_the_audit_predicts(workplace: Workpla
         assert item.contract["reset_confirmed"] is True
     assert result.measures["cache_hit_rate"] == pytest.approx(7 * 128 / (8 * 168))
     assert result.engine["block_size"] == 32
+    assert "Initializing a V1" in (result.folder / "engine.log").read_text(), (
+        "the log tells, whatever the shell silenced"
+    )
     trace = result.trace()
     assert trace.schema.equals(TRACE_SCHEMA)
     assert trace.num_rows == 16

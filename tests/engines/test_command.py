@@ -68,7 +68,7 @@ def test_ctrl_c_keeps_what_was_measured_and_leaves_no_process(how: signal.Signal
     running.send_signal(how)
     assert running.wait(120) == code
     assert not [process for process in family if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
-    (folder,) = (tmp_path / "runs").glob("*/*")
+    (folder,) = (tmp_path / "runs").glob("*/cache-*")
     killed = llmexp.load_run(folder)
     assert killed.status == "killed"
     assert len(killed.rounds) >= 2

@@ -11,7 +11,7 @@ from llmexp.client.worker import Outcome
 
 # A send, or the reading of a chunk, may be this late at p99, or this share of the median time to first token.
 LAG_P99_LIMIT_MS = 2.0
-LAG_P99_LIMIT_SHARE = 0.1
+LAG_P99_LIMIT_SHARE = 0.05
 CPU_SHARE_LIMIT = 0.9
 ACHIEVED_RATE_LIMIT = 0.95
 IN_FLIGHT_LIMIT = 0.95

@@ -86,7 +86,7 @@ class ClientConfig(Section):
     workers: PositiveInt | Literal["auto"] = Field(default=1, description="client processes")
     timeout_s: PositiveFloat = Field(default=600.0, description="longest time a request may take, from when it was due")
     lag_limit_ms: PositiveFloat | None = Field(
-        None, description="p99 of the client's own lag that voids a round; null: 2 ms or 10% of the median TTFT"
+        None, description="p99 of the client's own lag that voids a round; null: 2 ms or 5% of the median TTFT"
     )
     ignore_eos: bool = Field(default=True, description="generate exactly the asked number of tokens")
     temperature: float = Field(default=0.0, ge=0)

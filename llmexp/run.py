@@ -1,5 +1,6 @@
 """One run, told from start to end: prepare, launch, warm up, replay in rounds, record."""
 
+import itertools
 import time
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -11,12 +12,15 @@ from llmexp import results, tracking
 from llmexp.engines.engine import NoMemoryError
 from llmexp.engines.lease import EngineLease
 from llmexp.measure.contract import expect
+from llmexp.measure.limits import kv_bytes_per_token
 from llmexp.prepare import Preparation, account, prepare
 from llmexp.progress import phase
 from llmexp.record import SoFar, clear, record
 from llmexp.results import RunResult
 from llmexp.rounds import one_round, send_warm_up
 from llmexp.schema.config import Config
+
+_RUNS_MADE = itertools.count()  # in this process
 
 
 def run(config: Config, lease: EngineLease | None = None) -> RunResult:
@@ -36,13 +40,14 @@ def make(plan: Preparation, lease: EngineLease) -> RunResult:
     clear(plan.folder)
     settings = plan.config.model_dump(mode="json")
     (plan.folder / results.CONFIG).write_text(OmegaConf.to_yaml(OmegaConf.create(settings)))
-    so_far = SoFar()
+    so_far = SoFar(engine={"kv_bytes_per_token": kv_bytes_per_token(plan.config, plan.model.config)})
     so_far.timings_s["prepare"] = plan.duration_s
-    so_far.timings_s["process_to_launch"] = time.time() - psutil.Process().create_time()
+    if next(_RUNS_MADE) == 0:  # for the others it would count the runs before them
+        so_far.timings_s["process_to_launch"] = time.time() - psutil.Process().create_time()
     try:
         _measure(plan, lease, so_far)
     except NoMemoryError as refusal:
-        so_far.engine = {"needed_bytes": refusal.needed_bytes, "available_bytes": refusal.available_bytes}
+        so_far.engine |= {"needed_bytes": refusal.needed_bytes, "available_bytes": refusal.available_bytes}
         return record(plan, so_far, "refused", str(refusal))
     except BaseException as failure:
         interrupted = isinstance(failure, KeyboardInterrupt)
@@ -65,7 +70,7 @@ def _measure(plan: Preparation, lease: EngineLease, so_far: SoFar) -> None:
             engine, reused = stack.enter_context(lease.engine(config, plan.model, plan.folder, while_starting))
         so_far.timings_s["engine_start"] = 0.0 if reused else engine.launch_s
         so_far.timings_s["engine_wait"] = time.monotonic() - asked - so_far.timings_s["engine_start"]
-        so_far.engine = {**asdict(engine.facts), "reused": reused}
+        so_far.engine |= {**asdict(engine.facts), "reused": reused}
         if so_far.audit is None or engine.facts.block_size not in (None, so_far.audit.block_size):
             so_far.audit = account(config, workload, engine.facts.block_size)
         began = time.monotonic()

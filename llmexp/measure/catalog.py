@@ -48,6 +48,9 @@ MEASURES: dict[str, Measure] = {
         Measure("hit_share_of_bound", "", "higher", "hit tokens counted over those that the audit allows at most"),
         Measure("kv_capacity_tokens", "tokens", "higher", "tokens that the KV cache holds"),
         Measure("kv_usage_peak", "", None, "largest sampled share of KV blocks in use"),
+        Measure(
+            "requests_running_mean", "requests", None, "requests that the engine ran at once, by its gauge under load"
+        ),
         Measure("prompt_pressure", "", None, "most prompt tokens in flight at once, over the KV cache's capacity"),
         Measure("preemptions", "", "lower", "requests preempted in the round"),
         Measure("engine_steps", "steps", None, "forward passes of the engine"),

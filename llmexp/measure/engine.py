@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from statistics import fmean
 
 from llmexp.engines.counters import Counters, Histogram
 from llmexp.engines.sampling import Sample
@@ -10,10 +11,10 @@ from llmexp.results import Percentile
 
 
 def engine_measures(counted: Counters, samples: Sequence[Sample]) -> tuple[dict[str, float], dict[str, Percentile]]:
-    """Hit rate, preemptions, KV usage and queue time of a round, under the names of the catalog.
+    """Hit rate, preemptions, steps, KV usage and queue time of a round, under the names of the catalog.
 
-    What the engine did not count is left out. Of the queue time it keeps a histogram, so a percentile is known
-    to lie between two bounds, and no value is given for it.
+    What the engine did not count is left out, and so are samples in which it ran nothing. Of the queue time it keeps
+    a histogram, so a percentile is known to lie between two bounds, and no value is given for it.
     """
     measures: dict[str, float] = {}
     hits, queries = counted.prefix_cache_hits_tokens, counted.prefix_cache_queries_tokens
@@ -29,6 +30,9 @@ def engine_measures(counted: Counters, samples: Sequence[Sample]) -> tuple[dict[
     usage = [sample["kv_usage"] for sample in samples if sample["kv_usage"] is not None]
     if usage:
         measures["kv_usage_peak"] = max(usage)
+    running = [sample["requests_running"] for sample in samples if sample["requests_running"]]
+    if running:
+        measures["requests_running_mean"] = fmean(running)
     queue = counted.queue_time
     if not queue.counts or queue.counts[-1] <= 0:
         return measures, {}

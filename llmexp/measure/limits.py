@@ -131,6 +131,18 @@ def limit_measures(config: Config, model_config: Mapping[str, Any], trace: pa.Ta
     return measures
 
 
+def kv_bytes_per_token(config: Config, model_config: Mapping[str, Any]) -> int | None:
+    """What the KV cache takes for a token, on all devices together; None where the model's dimensions are not known.
+
+    KV heads are copied where there are more devices than heads.
+    """
+    model, devices = Architecture.of(model_config), config.gpu.tensor_parallel_size
+    if model is None:
+        return None
+    width = _KV_BYTES.get(config.kv.dtype, _BYTES[config.gpu.dtype or "auto"])
+    return model.kv_values_per_token * width * devices // min(devices, model.num_kv_heads)
+
+
 def cost_measures(config: Config, measures: Mapping[str, float]) -> dict[str, float]:
     """What follows from the number of devices and their price: throughput a GPU, cost a million tokens."""
     devices = config.gpu.tensor_parallel_size

@@ -66,12 +66,14 @@ def test_anything_else_is_refused(text: str) -> None:
 def test_measures_of_a_round() -> None:
     before, _ = parse(page(queries=900, hits=512))
     after, _ = parse(page(queries=1900, hits=1262, fast=3, slow=1, seconds=0.8))
-    samples = [{"kv_usage": usage} for usage in (0.1, 0.7, None, 0.3)]
+    gauges = [(0.1, 0.0), (0.7, 4.0), (None, None), (0.3, 2.0)]
+    samples = [{"kv_usage": usage, "requests_running": running} for usage, running in gauges]
     measures, percentiles = engine_measures(after.since(before), samples)
     assert measures == {
         "observed_hit_tokens": 750,
         "cache_hit_rate": 0.75,
         "kv_usage_peak": 0.7,
+        "requests_running_mean": 3.0,
         "queue_ms_mean": pytest.approx(200),
     }
     p50, p99 = percentiles["queue_ms_p50"], percentiles["queue_ms_p99"]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from llmexp.architecture import Architecture
 from llmexp.client.records import TRACE_SCHEMA
 from llmexp.compose import compose
-from llmexp.measure.limits import Limit, Rates, cost_measures, limit, limit_measures
+from llmexp.measure.limits import Limit, Rates, cost_measures, kv_bytes_per_token, limit, limit_measures
 
 QWEN_7B = {
     "num_hidden_layers": 28,
@@ -123,6 +123,13 @@ def test_cost_and_throughput_count_the_devices() -> None:
     assert found["throughput_req_per_s_per_gpu"] == 5.0
     # Two devices at 3.60 an hour are 0.002 a second, which buys 1,000 tokens.
     assert found["cost_per_million_tokens"] == pytest.approx(2.0)
+
+
+def test_kv_heads_are_copied_where_devices_outnumber_them() -> None:
+    devices = {n: compose(["gpu=h200", f"gpu.tensor_parallel_size={n}"]) for n in (1, 4, 8)}
+    bytes_per_token = {n: kv_bytes_per_token(config, QWEN_7B) for n, config in devices.items()}
+    assert bytes_per_token == {1: 57_344, 4: 57_344, 8: 2 * 57_344}  # of 4 KV heads
+    assert kv_bytes_per_token(devices[1], {"num_experts": 8}) is None
 
 
 def test_the_weights_are_those_that_the_models_have() -> None:

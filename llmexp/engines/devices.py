@@ -1,16 +1,14 @@
 """One engine a device: locks that keep every llmexp process of this host off a device in use."""
 
 import fcntl
-import getpass
 import os
+import stat
 import sys
-import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 from llmexp import hardware
 from llmexp.errors import EngineError
@@ -20,6 +18,8 @@ _POLL_S = 0.5
 _PATIENCE_S = 5.0  # before it says what it waits for
 FOREIGN_MEMORY_BYTES = 1 << 30  # a driver and a display take less; an engine of somebody else takes more
 _RELEASE_TIMEOUT_S = 60.0
+# One folder for all users of a host, whatever their TMPDIR, or two of them could take the same device.
+_LOCKS = Path("/tmp")
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,8 @@ def claim(device: str, count: int, wait_s: float) -> Iterator[Claim]:
 
 
 def _holders(names: Iterable[str]) -> str:
-    pids = {_lock_file(name).read_text() for name in names if _lock_file(name).exists()}
-    return f"llmexp runs in process {', '.join(sorted(pids))}"
+    pids = {_lock_file(name).read_text() for name in names if _lock_file(name).exists()} - {""}
+    return f"llmexp runs in process {', '.join(sorted(pids)) or 'of another user'}"
 
 
 def visible_gpus() -> tuple[Gpu, ...]:
@@ -80,20 +80,46 @@ def visible_gpus() -> tuple[Gpu, ...]:
 
 
 def _lock_file(name: str) -> Path:
-    return Path(tempfile.gettempdir()) / f"llmexp-{getpass.getuser()}-{name}.lock"
+    return _LOCKS / f"llmexp-{name}.lock"
 
 
 def _take(held: ExitStack, name: str) -> int | None:
     """The descriptor of a device's lock, None if another process holds it."""
-    handle: IO[str] = held.enter_context(_lock_file(name).open("a"))
+    path = _lock_file(name)
+    lock = _open(path)
+    held.callback(os.close, lock)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return None
-    handle.truncate(0)
-    handle.write(str(os.getpid()))
-    handle.flush()
-    return handle.fileno()
+    if not path.exists() or not os.path.samestat(os.fstat(lock), path.stat(follow_symlinks=False)):
+        return None  # swept away by somebody who tidies /tmp; the next look makes a new one
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, str(os.getpid()).encode(), 0)
+    return lock
+
+
+def _open(path: Path) -> int:
+    """Opens a lock file, or makes it for everybody.
+
+    Anybody may put something else in its place, so links are not followed; and no O_CREAT on a file that is there,
+    which Linux refuses in /tmp where another user owns it (fs.protected_regular). Raises EngineError.
+    """
+    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        try:
+            lock = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o666)
+            os.fchmod(lock, 0o666)  # whatever the umask
+        except FileExistsError:
+            lock = os.open(path, flags)
+    except OSError as error:
+        raise EngineError(
+            f"{path}, by which users share a device, cannot be opened ({error.strerror}); remove it"
+        ) from None
+    if not stat.S_ISREG(os.fstat(lock).st_mode):
+        os.close(lock)
+        raise EngineError(f"{path}, by which users share a device, is no plain file; remove it")
+    return lock
 
 
 def _refuse_foreign_use(gpus: Sequence[Gpu]) -> None:

@@ -2,7 +2,8 @@
 
 The keeper leads a process group of its own and starts the engine in it. Standard input is a pipe from the owner:
 when it closes, because the owner said stop or died in any way, or when the engine's first process ends, the whole
-group gets SIGTERM, and SIGKILL after STOP_S seconds. The keeper exits with the engine's own exit code.
+group gets SIGTERM, and SIGKILL after STOP_S seconds. The keeper exits with the engine's own exit code, or with 128
+and the signal's number, as a shell does, if a signal ended it.
 """
 
 import contextlib
@@ -25,7 +26,8 @@ def main(stop_timeout_s: float, niceness: int, command: list[str]) -> int:
     owner.poll()
     os.close(pidfd)
     _end_group(stop_timeout_s)
-    return engine.wait()
+    code = engine.wait()
+    return code if code >= 0 else 128 - code
 
 
 def _prepare(niceness: int) -> None:
@@ -36,6 +38,7 @@ def _prepare(niceness: int) -> None:
 
 def _end_group(stop_timeout_s: float) -> None:
     os.killpg(0, signal.SIGTERM)
+    os.killpg(0, signal.SIGCONT)  # one that was stopped could not end itself
     deadline = time.monotonic() + stop_timeout_s
     while rest := _others_in_group():
         if time.monotonic() > deadline:

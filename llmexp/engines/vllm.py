@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -171,10 +172,19 @@ def _environment(gpus: Sequence[Gpu]) -> dict[str, str]:
 
 def died(engine: EngineProcess) -> EngineError:
     """The error of an engine whose process has ended."""
-    return EngineError(
-        f"the engine ended with exit code {engine.popen.wait()}: {log.root_cause(engine.log)}\n"
-        f"Its whole log: {engine.log}"
-    )
+    code = engine.popen.wait()
+    how = f"ended with exit code {code}"
+    if code > 128 or code < 0:  # a shell's way to tell a signal, or Python's
+        how = f"was ended by {_signal(code - 128 if code > 128 else -code)}"
+    return EngineError(f"the engine {how}: {log.root_cause(engine.log)}\nIts whole log: {engine.log}")
+
+
+def _signal(number: int) -> str:
+    try:
+        name = signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+    return f"{name} (out of memory? see dmesg)" if name == "SIGKILL" else name
 
 
 def no_memory(config: Config, log_file: Path, gpus: Sequence[Gpu]) -> NoMemoryError | None:

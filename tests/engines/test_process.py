@@ -75,6 +75,22 @@ def test_the_children_of_an_engine_that_ends_by_itself_go_too(tmp_path: Path) ->
     engine.stop()
 
 
+def test_an_engine_that_was_stopped_still_ends_in_good_order(tmp_path: Path) -> None:
+    engine, pids = family(tmp_path)
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    engine.stop()
+    assert engine.exit_code == 128 + signal.SIGTERM, "by the first signal, not by the one that follows"
+    assert gone(pids)
+
+
+def test_the_exit_code_tells_the_signal(tmp_path: Path) -> None:
+    engine, pids = family(tmp_path)
+    os.kill(pids[0], signal.SIGKILL)
+    assert engine.popen.wait(20) == 128 + signal.SIGKILL
+    assert gone(pids)
+
+
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 def test_an_engine_dies_with_its_owner(how: signal.Signals, tmp_path: Path) -> None:
     script = (

@@ -1,9 +1,7 @@
 """Studies on a real vLLM, killed with SIGKILL and started again: nothing is left behind, nothing is there twice."""
 
-import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -75,6 +73,7 @@ OWNER = """
 import os, sys, time
 from pathlib import Path
 from llmexp.engines import devices, process
+devices._LOCKS = Path(sys.argv[1]).parent
 deaf = "import os, signal, time; signal.signal(15, signal.SIG_IGN); print(os.getpid(), flush=True); time.sleep(600)"
 with devices.claim("cpu", 1, 0.0) as held:
     process.start([sys.executable, "-c", deaf], os.environ, Path(sys.argv[1]), 2.0, locks=held.locks)
@@ -85,9 +84,9 @@ with devices.claim("cpu", 1, 0.0) as held:
 def test_a_device_is_not_free_before_the_engine_of_a_killed_owner_has_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(devices, "_LOCKS", tmp_path)
     log = tmp_path / "log"
-    owner = subprocess.Popen([sys.executable, "-c", OWNER, str(log)], env={**os.environ, "TMPDIR": str(tmp_path)})
+    owner = subprocess.Popen([sys.executable, "-c", OWNER, str(log)])
     while not log.exists() or not log.read_text().endswith("\n"):
         assert owner.poll() is None
         time.sleep(0.01)

@@ -104,7 +104,11 @@ def memory_shortage(log: Path) -> Shortage | None:
     for line in lines(log):
         if found := re.search(r"([\d.]+) GiB KV cache is needed.*?KV cache memory \((-?[\d.]+) GiB\)", line):
             return Shortage(_cause(line), _gib(found[1]) + _ROUNDING_BYTES, _gib(found[2]))
-        if found := re.search(r"Free memory on device.*?\((-?[\d.]+)/[\d.]+ GiB\).*?is less than", line):
+        if found := re.search(r"requested memory for kv \((-[\d.]+)/", line):  # the CPU: none is left
+            return Shortage(_cause(line), None, _gib(found[1]))
+        if found := re.search(
+            r"(?:Free memory on device|Available memory on node).*?\((-?[\d.]+)/.*?is less than", line
+        ):
             return Shortage(_cause(line), None, _gib(found[1]), beyond_device=True)
         if "No available memory for the cache blocks" in line or "OutOfMemoryError" in line:
             return Shortage(_cause(line), None, available)

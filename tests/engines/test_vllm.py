@@ -23,6 +23,9 @@ IN_USE = (
     "ValueError: Free memory on device cuda:0 (10.5/139.8 GiB) on startup is less than desired GPU memory utilization "
     "(0.9, 125.8 GiB). Decrease GPU memory utilization or reduce GPU memory used by other processes."
 )
+CPU_NODE = "ValueError: Available memory on node 0 (8.56/14.84 GiB) on "
+CPU_NOTHING_LEFT = CPU_NODE + "kv cache allocation is less than requested memory for kv (-0.03/0.74 GiB)."
+CPU_IN_USE = CPU_NODE + "startup is less than desired CPU memory utilization (0.9, 13.36 GiB). To resolve: decrease it."
 CUDA = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.02 GiB. GPU 0 has 139.80 GiB in total."
 
 
@@ -40,6 +43,8 @@ def written(folder: Path, *lines: str) -> Path:
         ([NOTHING_LEFT], None, None),
         ([IN_USE], None, 10.5),
         ([CUDA], None, None),
+        ([CPU_NOTHING_LEFT], None, -0.03),
+        ([CPU_IN_USE], None, 8.56),
     ],
 )
 def test_too_little_memory_is_told_with_the_engines_figures(
@@ -65,6 +70,8 @@ H200 = Gpu(0, "NVIDIA H200", "GPU-x", 140 * GIB, "580")
         (["kv.num_blocks=100", "kv.block_size=16"], TOO_SMALL, "kv.num_blocks=513"),
         (["kv.gpu_memory_utilization=0.9"], IN_USE, "lower kv.gpu_memory_utilization"),
         (["kv.gpu_memory_utilization=0.9"], CUDA, "raise the KV budget"),
+        (["kv.gpu_memory_utilization=0.05"], CPU_NOTHING_LEFT, "raise the KV budget"),
+        (["kv.gpu_memory_utilization=0.9"], CPU_IN_USE, "lower kv.gpu_memory_utilization"),
     ],
 )
 def test_the_message_names_the_smallest_budget_that_would_do(

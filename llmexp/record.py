@@ -24,7 +24,16 @@ from llmexp.workloads import store
 from llmexp.workloads.audit import Audit
 
 _PART = "requests-{}.parquet"
-_HASHED = (results.CONFIG, results.WORKLOAD, results.TRACE, results.COUNTERS, results.ANSWERS, results.ACCURACY)
+_HASHED = (
+    results.CONFIG,
+    results.WORKLOAD,
+    results.TRACE,
+    results.COUNTERS,
+    results.ANSWERS,
+    results.ACCURACY,
+    results.STEPS,
+)
+_OTHERS = (results.SUMMARY, results.ENGINE_LOG, results.ENGINE_STEPS)
 
 
 @dataclass
@@ -34,6 +43,7 @@ class SoFar:
     audit: Audit | None = None
     rounds: list[RoundResult] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
+    steps: list[pa.Table] = field(default_factory=list)
     timings_s: dict[str, float] = field(default_factory=dict)
     engine: dict[str, Any] = field(default_factory=dict)
     tracked: tracking.TrackedRun | None = None
@@ -48,7 +58,7 @@ def clear(folder: Path) -> None:
     """Makes the run's folder, or empties it of what an earlier attempt left; other files stay."""
     folder.mkdir(parents=True, exist_ok=True)
     parts = folder.glob(_PART.format("*"))
-    for file in [*parts, *(folder / name for name in (*_HASHED, results.SUMMARY, results.ENGINE_LOG))]:
+    for file in [*parts, *(folder / name for name in (*_HASHED, *_OTHERS))]:
         file.unlink(missing_ok=True)
 
 
@@ -61,6 +71,8 @@ def record(
     trace = _merge_parts(folder)
     if so_far.samples:
         pq.write_table(_columns(so_far.samples), folder / results.COUNTERS)
+    if so_far.steps:
+        pq.write_table(pa.concat_tables(so_far.steps), folder / results.STEPS)
     if so_far.audit is not None:
         described = store.describe(plan.workload, so_far.audit)
         (folder / results.WORKLOAD).write_bytes(orjson.dumps(described, option=orjson.OPT_INDENT_2))

@@ -15,6 +15,7 @@ from llmexp.schema.study import Claim
 
 CONFIG, WORKLOAD, TRACE = "config.yaml", "workload.json", "requests.parquet"
 COUNTERS, ENGINE_LOG, SUMMARY = "counters.parquet", "engine.log", "summary.json"
+STEPS, ENGINE_STEPS = "steps.parquet", "engine-steps.csv"  # the rounds' steps; all of the launch's, as they came
 ANSWERS, ACCURACY = "answers.parquet", "accuracy.json"  # where the workload has right answers
 STUDY, SEARCH, FIGURES = "study.json", "search.json", "figures"
 
@@ -106,6 +107,24 @@ class StudyRecord(_Record):
     overrides: tuple[str, ...] = ()  # the command line that asked for it, from which it can be repeated
 
 
+class SearchRecord(_Record):
+    """What a study that searched over `key` has found, in words and in values; None where the kind has no such value.
+
+    `smallest` and `largest_failed` are a floor's; `knee`, `best`, `slo_limit` and `falls` a saturation's
+    (`llmexp.search`).
+    """
+
+    kind: Literal["floor", "saturation"]
+    key: str
+    found: str
+    smallest: float | None = None
+    largest_failed: float | None = None
+    knee: float | None = None
+    best: float | None = None
+    slo_limit: float | None = None
+    falls: bool | None = None
+
+
 def save_run(result: RunResult) -> None:
     """Writes `summary.json` whole or not at all."""
     _save(result, result.folder / SUMMARY)
@@ -153,6 +172,25 @@ def load_study_record(folder: str | Path) -> StudyRecord:
         raise ResultError(_not_a_study(folder)) from None
     except ValidationError as error:
         raise ResultError(f"{path}: not a study's record ({_first(error)})") from None
+
+
+def save_search(record: SearchRecord, folder: str | Path) -> None:
+    """Writes `search.json` into the study's folder, whole or not at all."""
+    _save(record, Path(folder) / SEARCH)
+
+
+def load_search(folder: str | Path) -> SearchRecord | None:
+    """Reads back what a study's search has found; None if it did not search, or not to its end.
+
+    Raises ResultError if the file is none of that kind.
+    """
+    path = Path(folder) / SEARCH
+    try:
+        return SearchRecord.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except ValidationError as error:
+        raise ResultError(f"{path}: not what a search has found ({_first(error)})") from None
 
 
 def _not_a_study(folder: Path) -> str:

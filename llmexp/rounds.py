@@ -9,6 +9,7 @@ from llmexp.client.replay import Replay, replay
 from llmexp.engines.counters import Counters, settled
 from llmexp.engines.engine import Engine
 from llmexp.engines.sampling import Sample, sampled
+from llmexp.engines.steps import steps_of_round
 from llmexp.engines.telemetry import GpuSample, gpu_sampled
 from llmexp.measure.accuracy import accuracy_measures, is_scored, score
 from llmexp.measure.contract import Expectation, judge
@@ -71,6 +72,8 @@ def one_round(
             spill=part(plan.folder, index),
         )
     pq.write_table(sent.trace, part(plan.folder, index))
+    if engine.steps is not None:
+        so_far.steps.append(steps_of_round(engine.steps, index, sent.origin_monotonic_s))
     seen = _Seen(sent, settled(engine.counters).since(before), samples, gpu_samples, reset_confirmed)
     for sample in [*samples, *gpu_samples]:
         time_s = (sample["monotonic_s"] or 0.0) - sent.origin_monotonic_s

@@ -28,6 +28,7 @@ class Endpoint:
     facts: EngineFacts
     launch_s: float = 0.0
     log: Path | None = None
+    steps: Path | None = None
     alive: bool = True
 
     def counters(self) -> Counters:

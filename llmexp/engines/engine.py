@@ -64,6 +64,10 @@ class Engine(Protocol):
         """The file that it writes its log to, if it is ours."""
 
     @property
+    def steps(self) -> Path | None:
+        """The file with a line for each of its steps, if it records them."""
+
+    @property
     def alive(self) -> bool: ...
 
     def counters(self) -> Counters:

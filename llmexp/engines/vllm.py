@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from llmexp.engines import devices, log, process
+import llmexp
+from llmexp.engines import devices, log, process, recorded
 from llmexp.engines.counters import parse
 from llmexp.engines.engine import EngineFacts, NoMemoryError
 from llmexp.engines.log import Shortage
@@ -19,7 +20,7 @@ from llmexp.engines.process import EngineProcess
 from llmexp.errors import ConfigError, EngineError
 from llmexp.hardware import Gpu
 from llmexp.models import Model
-from llmexp.results import ENGINE_LOG
+from llmexp.results import ENGINE_LOG, ENGINE_STEPS
 from llmexp.schema.config import Config
 from llmexp.schema.engine import OwnVllm
 
@@ -35,6 +36,7 @@ class Launched:
 
     process: EngineProcess
     gpus: tuple[Gpu, ...]
+    steps: Path | None
     launch_s: float
     resources: ExitStack
 
@@ -92,6 +94,7 @@ def arguments(config: Config, model: Model) -> list[str]:
         "enable_prefix_caching": config.cache.enable_prefix_caching,
         "generation_config": "vllm",  # the model's own would change sampling, e.g. by a repetition penalty
         "seed": config.seed,
+        "scheduler_cls": f"{recorded.__name__}.scheduler" if section(config).record_steps else None,
         **section(config).args,
     }
     return flags(values)
@@ -124,6 +127,7 @@ def launch(
     stays in `folder`, and NoMemoryError where that is too little memory.
     """
     engine = section(config)
+    steps = (folder / ENGINE_STEPS).absolute() if engine.record_steps else None
     with ExitStack() as resources:
         claim = resources.enter_context(
             devices.claim(config.gpu.device, config.gpu.tensor_parallel_size, _CLAIM_TIMEOUT_S)
@@ -134,7 +138,7 @@ def launch(
         launched = time.monotonic()
         started = process.start(
             command,
-            _environment(gpus) | dict(environment) | dict(engine.env),
+            _environment(gpus) | _recording(steps) | dict(environment) | dict(engine.env),
             folder / ENGINE_LOG,
             engine.stop_timeout_s,
             _CPU_NICENESS if config.gpu.device == "cpu" else 0,
@@ -151,7 +155,17 @@ def launch(
                     f"in its log {started.log}: {log.root_cause(started.log)}"
                 )
             time.sleep(POLL_S)
-        return Launched(started, gpus, time.monotonic() - launched, resources.pop_all())
+        return Launched(started, gpus, steps, time.monotonic() - launched, resources.pop_all())
+
+
+def finds_us() -> dict[str, str]:
+    """The environment in which another interpreter finds this package."""
+    package = str(Path(llmexp.__file__).parent.parent)
+    return {"PYTHONPATH": os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])}
+
+
+def _recording(steps: Path | None) -> dict[str, str]:
+    return {} if steps is None else {recorded.VARIABLE: str(steps), **finds_us()}
 
 
 def _environment(gpus: Sequence[Gpu]) -> dict[str, str]:

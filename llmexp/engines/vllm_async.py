@@ -1,6 +1,5 @@
 """vLLM's AsyncLLM in a process of ours that takes the client in: the engine without HTTP."""
 
-import os
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable
@@ -8,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import llmexp
 from llmexp.engines import async_host, vllm
 from llmexp.engines.counters import Counters, parse
 from llmexp.engines.engine import EngineFacts
@@ -34,6 +32,10 @@ class VllmAsync:
     @property
     def log(self) -> Path:
         return self._launched.process.log
+
+    @property
+    def steps(self) -> Path | None:
+        return self._launched.steps
 
     @property
     def alive(self) -> bool:
@@ -89,8 +91,7 @@ def start(config: Config, model: Model, folder: Path, while_starting: Callable[[
     host = Host(Path(home.name) / "socket")
     python = vllm.section(config).python or sys.executable
     command = [python, "-m", "llmexp.engines.async_host", str(host.path), *vllm.arguments(config, model)]
-    package = str(Path(llmexp.__file__).parent.parent)
-    environment = {"PYTHONPATH": os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])}
+    environment = vllm.finds_us()
     try:
         launched = vllm.launch(config, folder, command, environment, lambda: _answers(host), while_starting)
     except BaseException:

@@ -40,6 +40,10 @@ class VllmServer:
         return self._launched.process.log
 
     @property
+    def steps(self) -> Path | None:
+        return self._launched.steps
+
+    @property
     def alive(self) -> bool:
         return self._launched.process.exit_code is None
 

@@ -17,7 +17,9 @@ class ModelConfig(Section):
     package: str | None = Field(default=None, description="installed Python package that holds the weights as GGUF")
     hub_id: str | None = Field(default=None, description="repository on the Hugging Face Hub")
     revision: str | None = Field(default=None, description="commit or tag of the Hub repository")
-    generated: Literal["tiny_llama"] | None = Field(default=None, description="a model made on this machine, for tests")
+    generated: Literal["tiny_llama", "llama_8b"] | None = Field(
+        default=None, description="a model's folder made on this machine, without weights"
+    )
     load_format: Literal["auto", "safetensors", "dummy"] = Field(default="auto", description="dummy: random weights")
     max_model_len: PositiveInt | None = Field(default=None, description="longest prompt plus output; null: the model's")
     trust_remote_code: bool = Field(default=False, description="run code that the model's repository brings")
@@ -83,6 +85,7 @@ class OwnVllm(_Engine):
         default_factory=dict, description="further arguments by vLLM's names, e.g. engine.args.swap_space=0"
     )
     env: dict[str, str] = Field(default_factory=dict, description="further environment variables of the engine")
+    record_steps: bool = Field(default=False, description="keep what each engine step computed, and its time")
 
 
 class VllmServer(OwnVllm):

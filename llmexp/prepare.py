@@ -9,6 +9,7 @@ from tempfile import TemporaryFile
 from typing import Any
 
 from llmexp import fingerprint, hardware, models
+from llmexp.client.replay import require_written
 from llmexp.engines.kinds import kind_of
 from llmexp.errors import ConfigError
 from llmexp.models import Model
@@ -52,6 +53,7 @@ def prepare(config: Config, here: bool = True) -> Preparation:
     name = config.run.name or f"cache-{config.cache.name}.max_num_seqs-{config.max_num_seqs}"
     model = models.locate(config.model)
     workload = build(config.workload, model)
+    require_written(workload, config.client)
     if config.workload.kind == _CONTROL:
         account(config, workload, None)
     environment = hardware.environment(config.engine.python if isinstance(config.engine, OwnVllm) else None)

@@ -38,7 +38,8 @@ def send_warm_up(plan: Preparation, engine: Engine, account: Audit) -> int:
         warm = warm_up(plan.workload, plan.model, concurrency, account.block_size, config.seed)
     with phase(f"{plan.name}: warm-up", len(warm)) as tick:
         load = ClosedLoop(concurrency=concurrency)
-        replay(engine.destination, warm, load, config.client, round_index=-1, salted=False, progress=tick)
+        client = config.client.model_copy(update={"api": "completions", "prompt": "ids"})  # it has no text
+        replay(engine.destination, warm, load, client, round_index=-1, salted=False, progress=tick)
     return shared_blocks_between(warm, plan.workload, account.block_size)
 
 

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -168,15 +168,37 @@ def _num_workers(client: ClientConfig, places: int | None, due_s: NDArray[np.flo
     return max(1, min(workers, n, places or workers))
 
 
+def require_written(workload: Workload, client: ClientConfig) -> None:
+    """Raises ConfigError if the client is to send text or messages, and the workload's prompts are token ids alone."""
+    written = _written_in(client)
+    if written and written not in workload.columns:
+        key, what, those = (
+            ("client.api=chat", "chat messages", "mmlu with workload.chat_template=true, custom with `messages`")
+            if client.api == "chat"
+            else ("client.prompt=text", "text", "mmlu with workload.chat_template=false, custom with `prompt`")
+        )
+        raise ConfigError(
+            f"{key} sends prompts as {what}, and workload {workload.name} has none; {those} on every line would"
+        )
+
+
+def _written_in(client: ClientConfig) -> str | None:
+    """The workload's column that is sent in place of token ids."""
+    return "messages" if client.api == "chat" else "prompt_text" if client.prompt == "text" else None
+
+
+def _as_chat(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of the completions API by the names that the chat API has for them."""
+    if "logprobs" not in fields:
+        return dict(fields)
+    return {**fields, "logprobs": True, "top_logprobs": fields["logprobs"]}
+
+
 def _requests(target: Target | Host, workload: Workload, client: ClientConfig, folder: Path, salted: bool) -> Requests:
     """What the workers send, with the prompts in a file that they share."""
-    chat = client.api == "chat"
-    texts = None
-    if chat or client.prompt == "text":
-        if "prompt_text" not in workload.columns:
-            key = "client.api=chat" if chat else "client.prompt=text"
-            raise ConfigError(f"{key} needs prompts as text, and workload {workload.name} has only token ids")
-        texts = [str(text) for text in workload.columns["prompt_text"]]
+    require_written(workload, client)
+    written = _written_in(client)
+    texts = [str(text) for text in workload.columns[written]] if written else None
     prompts = folder / "prompts"
     bounds = np.zeros(len(workload) + 1, np.int64)
     if texts is None:
@@ -191,7 +213,7 @@ def _requests(target: Target | Host, workload: Workload, client: ClientConfig, f
         "temperature": client.temperature,
         "seed": client.seed,
         "ignore_eos": client.ignore_eos,
-        **workload.request_fields,
+        **(_as_chat(workload.request_fields) if client.api == "chat" else workload.request_fields),
     }
     priority = workload.columns.get("priority")
     return Requests(
@@ -199,8 +221,8 @@ def _requests(target: Target | Host, workload: Workload, client: ClientConfig, f
         bounds=bounds,
         output_tokens=workload.output_tokens,
         common=common,
-        chat=chat,
-        texts=texts,
+        texts=None if client.api == "chat" else texts,
+        messages=texts if client.api == "chat" else None,
         priority=None if priority is None else priority.astype(np.int64),
         salt=secrets.token_hex(8) if salted else "",
     )

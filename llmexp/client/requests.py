@@ -14,16 +14,17 @@ from numpy.typing import NDArray
 class Requests:
     """The requests of a round. Arrays have shape `(n,)`, by index in the workload.
 
-    `prompts` is a file of int32 token ids, of request i from `bounds[i]` to `bounds[i + 1]`. `texts` are sent
-    in their place if given. `salt` makes every request's `cache_salt` its own if not empty.
+    `prompts` is a file of int32 token ids, of request i from `bounds[i]` to `bounds[i + 1]`. `texts`, or chat
+    `messages` as JSON, are sent in their place if given. `salt` makes every request's `cache_salt` its own if not
+    empty.
     """
 
     prompts: Path
     bounds: NDArray[np.int64]
     output_tokens: NDArray[np.int32]
     common: Mapping[str, Any]  # fields of every request
-    chat: bool
     texts: Sequence[str] | None = None
+    messages: Sequence[str] | None = None
     priority: NDArray[np.int64] | None = None
     salt: str = ""
 
@@ -52,12 +53,12 @@ class Bodies:
     def _fields(self, index: int) -> dict[str, Any]:
         requests = self._requests
         fields = {**requests.common, "max_tokens": self._output_tokens[index]}
-        if requests.texts is None:
-            fields["prompt"] = self._tokens[self._bounds[index] : self._bounds[index + 1]]
-        elif requests.chat:
-            fields["messages"] = [{"role": "user", "content": requests.texts[index]}]
-        else:
+        if requests.messages is not None:
+            fields["messages"] = orjson.loads(requests.messages[index])
+        elif requests.texts is not None:
             fields["prompt"] = requests.texts[index]
+        else:
+            fields["prompt"] = self._tokens[self._bounds[index] : self._bounds[index + 1]]
         if requests.priority is not None:
             fields["priority"] = int(requests.priority[index])
         if requests.salt:

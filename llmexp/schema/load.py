@@ -81,7 +81,7 @@ class ClientConfig(Section):
     )
     prompt: Literal["ids", "text"] = Field(
         default="ids",
-        description="send token ids, or the workload's prompt_text column; chat always sends text",
+        description="send token ids, or the text that they come from; client.api=chat sends messages",
     )
     workers: PositiveInt | Literal["auto"] = Field(default=1, description="client processes")
     timeout_s: PositiveFloat = Field(default=600.0, description="longest time a request may take, from when it was due")

@@ -1,5 +1,6 @@
 """The user's own requests."""
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -129,7 +130,7 @@ def _prompts(lines: list[CustomLine], model: Model) -> list[Tokens]:
 
 
 def _columns(lines: list[CustomLine]) -> dict[str, NDArray[Any]]:
-    """The columns that any line gives, and the texts if all lines are texts."""
+    """The columns that any line gives, and the texts or messages if all lines are such."""
     columns: dict[str, NDArray[Any]] = {}
     for name in SENDING:
         values = [getattr(line, name) for line in lines]
@@ -137,4 +138,6 @@ def _columns(lines: list[CustomLine]) -> dict[str, NDArray[Any]]:
             columns[name] = np.array([ABSENT[name] if value is None else value for value in values])
     if all(line.prompt for line in lines):
         columns["prompt_text"] = np.array([line.prompt for line in lines], object)
+    if all(line.messages for line in lines):
+        columns["messages"] = np.array([json.dumps(line.messages) for line in lines], object)
     return columns

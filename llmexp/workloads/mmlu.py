@@ -7,6 +7,7 @@ evaluation script published with it.
 import csv
 import difflib
 import hashlib
+import json
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -80,7 +81,7 @@ def mmlu(config: Mmlu, model: Model) -> Workload:
             "question": column([question.name for question in questions]),
             "answer": column([question.answer for question in questions]),
             "shots": column(shots).astype(np.int32),
-            "prompt_text": column(texts),
+            "messages" if config.chat_template else "prompt_text": column(texts),
         },
         request_fields={"logprobs": TOP_LOGPROBS},
         keep_text=True,
@@ -108,7 +109,7 @@ class _Prompts:
             self._fixed = [every[i] for i in permutation(len(every), config.seed, "examples")]
 
     def of(self, questions: Sequence[Question]) -> tuple[list[str], list[Tokens], list[int]]:
-        """Text, token ids and number of examples of each question's prompt."""
+        """Text (or chat messages as JSON), token ids and number of examples of each question's prompt."""
         shots = [min(self._shots, len(self._fixed or self._examples[each.subject])) for each in questions]
         texts = [self._text(question, count) for question, count in zip(questions, shots, strict=True)]
         tokens = self._encode(texts)
@@ -124,10 +125,13 @@ class _Prompts:
         examples = (self._fixed or self._examples[question.subject])[:shots]
         opening = header(None if self._fixed else question.subject)
         prompt = opening + "".join(example.solved() for example in examples) + question.asked()
-        return self._template.render([{"role": "user", "content": prompt}]) if self._template else prompt
+        return json.dumps([{"role": "user", "content": prompt}]) if self._template else prompt
 
     def _encode(self, texts: Sequence[str]) -> list[Tokens]:
-        return encode(self._tokenizer, texts, special=self._template is None)
+        if self._template is None:
+            return encode(self._tokenizer, texts)
+        rendered = [self._template.render(json.loads(messages)) for messages in texts]
+        return encode(self._tokenizer, rendered, special=False)
 
 
 def _sample(questions: list[Question], config: Mmlu) -> list[Question]:

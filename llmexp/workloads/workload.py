@@ -30,6 +30,9 @@ class Workload:
     - `conversation`: requests with the same id are sent in turn, each after the one before has completed
       (-1: stands alone), plus `think_s` seconds.
 
+    Two tell what a prompt was tokenised from, for servers that tokenise themselves: `prompt_text`, as the
+    completions API takes it, or `messages`, the chat messages as JSON.
+
     `answer_in` names the request whose prompt holds this one's generated answer, right after this one's
     prompt; -1 where none does. All others (subject, answer, …) only describe.
 

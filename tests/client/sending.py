@@ -1,5 +1,6 @@
 """Workloads and replays for the client's tests."""
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -33,6 +34,11 @@ def numbered(
         columns={name: np.array(values) for name, values in (columns or {}).items()},
         **more,
     )
+
+
+def said(text: str) -> str:
+    """A user's chat message, as the column `messages` holds it."""
+    return json.dumps([{"role": "user", "content": text}])
 
 
 def send(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from llmexp.schema.load import ClosedLoop
-from tests.client.sending import by_request, numbered, send
+from tests.client.sending import by_request, numbered, said, send
 from tests.golden.server import golden_server
 
 # Faults that leave the answer whole.
@@ -75,7 +75,7 @@ def test_the_reference_fails_the_same_requests(fault: Any) -> None:
 
 @pytest.mark.parametrize("transport", ["lean", "openai"])
 def test_a_role_is_no_token_and_reasoning_is(transport: str) -> None:
-    workload = numbered(2, columns={"prompt_text": ["a", "b"]})
+    workload = numbered(2, columns={"messages": [said("a"), said("b")]})
     client = {"api": "chat", "transport": transport}
     for fault in ("role_only", "reasoning"):
         with golden_server(fault=fault, ttft_s=0.2) as server:

@@ -1,3 +1,4 @@
+import json
 import os
 import signal
 import subprocess
@@ -15,7 +16,7 @@ import pytest
 from llmexp.client.records import TRACE_SCHEMA
 from llmexp.errors import ConfigError, EngineError
 from llmexp.schema.load import ClosedLoop, Constant, Poisson, Trace
-from tests.client.sending import by_request, numbered, send
+from tests.client.sending import by_request, numbered, said, send
 from tests.golden.server import golden_server
 
 TRANSPORTS = ("lean", "openai")
@@ -27,7 +28,7 @@ CLOSE_S = 0.1
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("api", ["completions", "chat"])
 def test_the_trace_tells_what_the_server_did(transport: str, api: str) -> None:
-    workload = numbered(6, columns={"prompt_text": [f"request {i}" for i in range(6)]})
+    workload = numbered(6, columns={"messages": [said(f"request {i}") for i in range(6)]})
     with golden_server(ttft_s=0.03, itl_s=0.01, cached_tokens=3) as server:
         found = send(server, workload, ClosedLoop(concurrency=2), {"transport": transport, "api": api})
     trace = found.trace
@@ -105,8 +106,19 @@ def test_text_is_sent_where_asked_and_refused_where_there_is_none() -> None:
         send(server, numbered(1, columns={"prompt_text": ["hello"]}), client={"prompt": "text"})
         assert server.seen[0].body["prompt"] == "hello"
         for options in ({"prompt": "text"}, {"api": "chat"}):
-            with pytest.raises(ConfigError, match="has only token ids"):
+            with pytest.raises(ConfigError, match="numbered has none; mmlu with"):
                 send(server, numbered(1), client=options)
+
+
+def test_chat_sends_the_messages_as_they_are_and_asks_for_logprobs_in_its_own_way() -> None:
+    messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hello"}]
+    workload = numbered(1, columns={"messages": [json.dumps(messages)]}, request_fields={"logprobs": 5})
+    with golden_server() as server:
+        send(server, workload, client={"api": "chat"})
+    (seen,) = server.seen
+    assert seen.body["messages"] == messages
+    assert (seen.body["logprobs"], seen.body["top_logprobs"]) == (True, 5)
+    assert "prompt" not in seen.body
 
 
 def test_salts_differ_between_requests_and_rounds() -> None:

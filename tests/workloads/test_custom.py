@@ -43,6 +43,13 @@ def test_texts_are_kept_where_all_are_texts(text_model: Model, write: Write) -> 
     assert build(Custom(path=str(path)), text_model).columns["prompt_text"].tolist() == ["ab", "c"]
 
 
+def test_messages_are_kept_where_all_are_messages(text_model: Model, write: Write) -> None:
+    messages = [{"role": "user", "content": "ab"}]
+    path = write("w.jsonl", lines({"messages": messages}, {"messages": messages}))
+    kept = build(Custom(path=str(path)), text_model).columns["messages"]
+    assert [json.loads(each) for each in kept] == [messages] * 2
+
+
 def test_sending_columns_and_arrivals(write: Write) -> None:
     path = write(
         "w.jsonl",

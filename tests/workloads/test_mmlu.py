@@ -1,4 +1,5 @@
 import csv
+import json
 from pathlib import Path
 
 import numpy as np
@@ -106,8 +107,12 @@ def test_long_prompts_lose_their_last_examples(folder: Path, tmp_path: Path) -> 
 
 def test_chat_template(folder: Path, text_model: Model) -> None:
     workload = build(Mmlu(path=str(folder), num_questions=2, shots=0, chat_template=True), text_model)
-    assert all(text.startswith("<user>The following") and text.endswith("Answer:<assistant>")
-               for text in workload.columns["prompt_text"])  # fmt: skip
+    for text, messages in zip(texts(workload, text_model), workload.columns["messages"], strict=True):
+        (message,) = json.loads(messages)
+        assert message["role"] == "user"
+        assert message["content"].startswith("The following") and message["content"].endswith("Answer:")
+        assert text == f"<user>{message['content']}<assistant>"
+    assert "prompt_text" not in workload.columns, "as text it would be templated without the server knowing"
 
 
 def test_the_hubs_layout_gives_the_same_prompts(folder: Path, text_model: Model, tmp_path: Path) -> None:

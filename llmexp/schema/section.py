@@ -1,12 +1,21 @@
-"""The common ground of every config section: frozen, strict about unknown keys, and documented."""
+"""The common ground of every config section: frozen, strict about types and unknown keys, and documented."""
 
-from pydantic import BaseModel, ConfigDict
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
 
 # One folder, below the one that it is put into: letters, digits and . _ + -, no dot in front.
 FOLDER_NAME = r"^[A-Za-z0-9][A-Za-z0-9._+-]*$"
 
+# Bounds that no sensible run comes near, so that a slip of the hand ends in a message and not in the machine's memory.
+MOST_REQUESTS = 10_000_000
+Tokens = Annotated[int, Field(gt=0, lt=2**31)]
+Requests = Annotated[int, Field(gt=0, le=MOST_REQUESTS)]
+InFlight = Annotated[int, Field(gt=0, le=65_536)]
+Bytes = Annotated[int, Field(gt=0, le=2**50)]
+
 
 class Section(BaseModel):
-    """One group of the config. Unknown keys are refused; values cannot change after validation."""
+    """One group of the config. Unknown keys are refused, and `true` is no number; values cannot change afterwards."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=(), strict=True)

@@ -51,7 +51,9 @@ class StudyConfig(Section):
         max_length=100,
         description="name of the study and of its folder, by which it is resumed; null: the time of its start",
     )
-    trials: PositiveInt = Field(1, description="independent engine launches per arm and cell; intervals need 3")
+    trials: PositiveInt = Field(
+        1, le=1000, description="independent engine launches per arm and cell; intervals need 3"
+    )
     compare: str | None = Field(
         None, description="swept key whose values are the arms; default: cache if swept, else the first"
     )
@@ -61,9 +63,9 @@ class StudyConfig(Section):
     )
     margin: float = Field(0.05, gt=0, lt=1, description="relative change too small to matter")
     confidence: float = Field(0.90, ge=0.5, lt=1, description="confidence of every interval")
-    claims: tuple[Claim, ...] = Field((), description="hypotheses that the report answers one by one")
+    claims: tuple[Claim, ...] = Field((), strict=False, description="hypotheses that the report answers one by one")
     cells: tuple[Mapping[str, SweptValue], ...] = Field(
-        (), description="explicit cells, where they are not the product of the swept keys"
+        (), strict=False, description="explicit cells, where they are not the product of the swept keys"
     )
     search: Literal["floor", "saturation"] | None = Field(
         None,

@@ -7,22 +7,20 @@ from pydantic import (
     Discriminator,
     Field,
     NonNegativeFloat,
-    NonNegativeInt,
     PositiveFloat,
-    PositiveInt,
     Tag,
     model_validator,
 )
 
-from llmexp.schema.section import Section
+from llmexp.schema.section import MOST_REQUESTS, Requests, Section, Tokens
 
 
 class Uniform(Section):
     """Lengths that are all equally likely between two ends, both included."""
 
     distribution: Literal["uniform"]
-    min: PositiveInt
-    max: PositiveInt
+    min: Tokens
+    max: Tokens
 
     @model_validator(mode="after")
     def _ends(self) -> "Uniform":
@@ -37,8 +35,8 @@ class LogNormal(Section):
     distribution: Literal["lognormal"]
     median: PositiveFloat
     sigma: PositiveFloat = Field(description="standard deviation of the logarithm")
-    min: PositiveInt
-    max: PositiveInt
+    min: Tokens
+    max: Tokens
 
     @model_validator(mode="after")
     def _ends(self) -> "LogNormal":
@@ -54,7 +52,7 @@ def _shape(lengths: Any) -> Any:
 
 
 Lengths = Annotated[
-    Annotated[PositiveInt, Tag("fixed")] | Annotated[Uniform, Tag("uniform")] | Annotated[LogNormal, Tag("lognormal")],
+    Annotated[Tokens, Tag("fixed")] | Annotated[Uniform, Tag("uniform")] | Annotated[LogNormal, Tag("lognormal")],
     Discriminator(
         _shape,
         custom_error_type="lengths",
@@ -67,24 +65,24 @@ Reuse = Annotated[
     float | None,
     Field(ge=0, lt=1, description="share of prompt tokens that hits can serve; lengths stay, sharing adapts"),
 ]
-Seed = Annotated[NonNegativeInt, Field(description="everything random follows from it")]
+Seed = Annotated[int, Field(ge=0, lt=2**32, description="everything random follows from it")]
 
 
 class SharedPrefix(Section):
     """Prompts that share one of a few prefixes, each with its own suffix."""
 
     kind: Literal["shared_prefix"] = "shared_prefix"
-    num_requests: PositiveInt = Field(16, description="requests in a round")
-    num_prefixes: PositiveInt = Field(1, description="distinct shared prefixes")
+    num_requests: Requests = Field(16, description="requests in a round")
+    num_prefixes: Requests = Field(1, description="distinct shared prefixes")
     zipf: Zipf = 0.0
-    prefix_tokens: PositiveInt = Field(512, description="length of each prefix")
+    prefix_tokens: Tokens = Field(512, description="length of each prefix")
     suffix_tokens: Lengths = Field(32, description="tokens after the prefix, different in every prompt")
     output_tokens: Lengths = Field(8, description="tokens to generate per request")
     order: Literal["shuffled", "grouped", "interleaved"] = Field(
         "shuffled", description="of the prefixes: at random, one after the other, or in turn"
     )
     reuse: Reuse = None
-    reuse_block_size: PositiveInt = Field(16, description="block size that `reuse` is reckoned in: the engine's")
+    reuse_block_size: Tokens = Field(16, description="block size that `reuse` is reckoned in: the engine's")
     seed: Seed = 0
 
 
@@ -92,8 +90,8 @@ class UniquePrefix(Section):
     """The length-matched control of shared_prefix: the same lengths, first block distinct between prompts."""
 
     kind: Literal["unique_prefix"] = "unique_prefix"
-    num_requests: PositiveInt = Field(16, description="requests in a round")
-    prefix_tokens: PositiveInt = Field(512, description="tokens that stand in place of the shared prefix")
+    num_requests: Requests = Field(16, description="requests in a round")
+    prefix_tokens: Tokens = Field(512, description="tokens that stand in place of the shared prefix")
     suffix_tokens: Lengths = Field(32, description="tokens after them")
     output_tokens: Lengths = Field(8, description="tokens to generate per request")
     seed: Seed = 0
@@ -109,17 +107,17 @@ class Custom(Section):
 
     kind: Literal["custom"] = "custom"
     path: str = Field(description="a .jsonl file, or a .parquet file of a saved workload")
-    output_tokens: PositiveInt = Field(128, description="where a line does not say")
+    output_tokens: Tokens = Field(128, description="where a line does not say")
     order: Literal["file", "shuffled"] = Field("file", description="shuffled cannot go with arrivals")
-    limit: PositiveInt | None = Field(None, description="keep only the first requests of the file")
+    limit: Requests | None = Field(None, description="keep only the first requests of the file")
     seed: Seed = 0
 
 
 class _Trace(Section):
     path: str = Field(description="the trace file")
-    speed: PositiveFloat = Field(1.0, description="2 makes all gaps between arrivals half as long")
-    limit: PositiveInt | None = Field(None, description="keep only the first requests")
-    scale_lengths: PositiveFloat = Field(1.0, description="factor on all lengths, for small machines")
+    speed: PositiveFloat = Field(1.0, ge=1e-6, le=1e6, description="2 makes all gaps between arrivals half as long")
+    limit: Requests | None = Field(None, description="keep only the first requests")
+    scale_lengths: PositiveFloat = Field(1.0, le=1000, description="factor on all lengths, for small machines")
     seed: Seed = 0
 
 
@@ -130,7 +128,7 @@ class Mooncake(_Trace):
     """
 
     kind: Literal["mooncake"] = "mooncake"
-    block_tokens: PositiveInt = Field(512, ge=2, description="tokens that one hash id stands for in the trace")
+    block_tokens: Tokens = Field(512, ge=2, description="tokens that one hash id stands for in the trace")
 
 
 class Azure(_Trace):
@@ -146,10 +144,10 @@ class _Dataset(Section):
     )
     prompt_column: str | None = Field(None, description="CSV column of prompt lengths; null: the first")
     output_column: str | None = Field(None, description="CSV column of output lengths; null: the second")
-    num_requests: PositiveInt | None = Field(256, description="requests in a round, sampled; null: all")
-    min_tokens: PositiveInt = Field(4, description="leave out rows with a shorter prompt or answer")
-    max_prompt_tokens: PositiveInt | None = Field(1024, description="leave out rows with a longer prompt")
-    max_total_tokens: PositiveInt | None = Field(2048, description="leave out rows longer in sum")
+    num_requests: Requests | None = Field(256, description="requests in a round, sampled; null: all")
+    min_tokens: Tokens = Field(4, description="leave out rows with a shorter prompt or answer")
+    max_prompt_tokens: Tokens | None = Field(1024, description="leave out rows with a longer prompt")
+    max_total_tokens: Tokens | None = Field(2048, description="leave out rows longer in sum")
     seed: Seed = 0
 
 
@@ -169,12 +167,12 @@ class TrafficClass(Section):
     """One kind of request in a mix."""
 
     weight: PositiveFloat = Field(1.0, description="share of the requests, relative to the other classes")
-    num_prefixes: PositiveInt = Field(1, description="distinct shared prefixes (system prompts, documents)")
+    num_prefixes: Requests = Field(1, description="distinct shared prefixes (system prompts, documents)")
     zipf: Zipf = 0.0
-    prefix_tokens: NonNegativeInt = Field(0, description="length of each prefix; 0: nothing is shared")
+    prefix_tokens: int = Field(0, ge=0, lt=2**31, description="length of each prefix; 0: nothing is shared")
     suffix_tokens: Lengths = Field(32, description="tokens after the prefix, different in every prompt")
     output_tokens: Lengths = Field(8, description="tokens to generate per request")
-    priority: int = Field(0, description="lower is served first")
+    priority: int = Field(0, ge=-(2**31), lt=2**31, description="lower is served first")
     deadline_s: PositiveFloat | None = Field(None, description="latest useful completion after the request is due")
 
 
@@ -196,13 +194,13 @@ class Mixed(Section):
     """A mix of traffic classes with Poisson arrivals, in bursts if asked for."""
 
     kind: Literal["mixed"] = "mixed"
-    num_requests: PositiveInt = Field(64, description="requests in a round")
+    num_requests: Requests = Field(64, description="requests in a round")
     classes: dict[str, TrafficClass] = Field(min_length=1, description="by name")
     rate_per_s: PositiveFloat = Field(4.0, description="mean arrivals per second, where load=trace asks for them")
     bursts: Bursts | None = Field(None, description="a higher rate at regular times; null: none")
     send_priority: bool = Field(False, description="send the priorities; needs scheduler.policy=priority")
     reuse: Reuse = None
-    reuse_block_size: PositiveInt = Field(16, description="block size that `reuse` is reckoned in: the engine's")
+    reuse_block_size: Tokens = Field(16, description="block size that `reuse` is reckoned in: the engine's")
     seed: Seed = 0
 
 
@@ -213,14 +211,23 @@ class MultiTurn(Section):
     """
 
     kind: Literal["multi_turn"] = "multi_turn"
-    num_conversations: PositiveInt = Field(4, description="held side by side")
-    turns: PositiveInt = Field(4, description="requests of each conversation")
-    system_tokens: NonNegativeInt = Field(128, description="opening that all conversations share")
+    num_conversations: Requests = Field(4, description="held side by side")
+    turns: Requests = Field(4, description="requests of each conversation")
+    system_tokens: int = Field(128, ge=0, lt=2**31, description="opening that all conversations share")
     user_tokens: Lengths = Field(64, description="what the user adds at each turn")
     output_tokens: Lengths = Field(32, description="tokens to generate at each turn")
     think_s: NonNegativeFloat = Field(0.0, description="mean pause of the user before each turn but the first")
     think: Literal["fixed", "exponential"] = Field("fixed", description="distribution of the pause")
     seed: Seed = 0
+
+    @model_validator(mode="after")
+    def _requests(self) -> "MultiTurn":
+        if self.num_conversations * self.turns > MOST_REQUESTS:
+            raise ValueError(
+                f"workload.num_conversations={self.num_conversations} with workload.turns={self.turns}: "
+                f"{MOST_REQUESTS} requests are the most"
+            )
+        return self
 
 
 class Mmlu(Section):
@@ -231,11 +238,11 @@ class Mmlu(Section):
         None, description="folder with dev/SUBJECT_dev.csv and test/SUBJECT_test.csv; null: the Hub's cais/mmlu"
     )
     shots: int = Field(5, ge=0, le=5, description="solved examples before each question")
-    subjects: tuple[str, ...] | None = Field(None, min_length=1, description="null: all")
+    subjects: tuple[str, ...] | None = Field(None, min_length=1, strict=False, description="null: all")
     prefix: Literal["per_subject", "fixed"] = Field(
         "per_subject", description="examples from the question's subject, or one block before all questions"
     )
-    num_questions: PositiveInt | None = Field(500, description="questions in a round, sampled; null: all")
+    num_questions: Requests | None = Field(500, description="questions in a round, sampled; null: all")
     order: Literal["shuffled", "sorted", "by_subject"] = Field("shuffled", description="sorted: by token length")
     chat_template: bool = Field(False, description="ask through the model's chat template")
     seed: Seed = 0

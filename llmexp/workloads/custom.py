@@ -2,14 +2,15 @@
 
 import json
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
 from llmexp.errors import ConfigError, WorkloadError
 from llmexp.models import Model
+from llmexp.schema import section
 from llmexp.schema.section import Section
 from llmexp.schema.workloads import Custom
 from llmexp.workloads import store
@@ -18,18 +19,20 @@ from llmexp.workloads.files import read_json_lines, sha256_of
 from llmexp.workloads.text import ChatTemplate, encode, load_tokenizer
 from llmexp.workloads.workload import SENDING, Tokens, Workload, packed
 
+_Number = Annotated[int, Field(ge=0, lt=2**31)]
+
 
 class CustomLine(Section):
     """One request of a custom workload."""
 
     prompt: str | None = None
-    token_ids: list[NonNegativeInt] | None = None
+    token_ids: list[_Number] | None = None
     messages: list[dict[str, Any]] | None = None
-    output_tokens: PositiveInt | None = None
+    output_tokens: section.Tokens | None = None
     arrival_s: NonNegativeFloat | None = None
-    priority: int | None = None
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
     deadline_s: PositiveFloat | None = None
-    conversation: NonNegativeInt | None = None
+    conversation: _Number | None = None
     think_s: NonNegativeFloat | None = None
 
     @model_validator(mode="after")
@@ -51,9 +54,10 @@ def custom(config: Custom, model: Model) -> Workload:
     is_saved = config.path.endswith(".parquet")
     workload = store.load(config.path) if is_saved else _from_json_lines(config, model)
     for i, prompt in enumerate(workload.prompts()):
-        if prompt.max(initial=0) >= model.vocab_size:
+        if prompt.max(initial=0) >= model.vocab_size or prompt.min(initial=0) < 0:
+            wrong = prompt.max() if prompt.max() >= model.vocab_size else prompt.min()
             raise WorkloadError(
-                f"{config.path}: request {i} has token id {prompt.max()}; {model.name} has ids below {model.vocab_size}"
+                f"{config.path}: request {i} has token id {wrong}; {model.name} has ids below {model.vocab_size}"
             )
     kept = np.arange(len(workload))[: config.limit]
     if config.order == "shuffled":

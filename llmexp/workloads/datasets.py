@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
-from pydantic import NonNegativeInt
+from pydantic import Field
 
 from llmexp.errors import ConfigError, WorkloadError
 from llmexp.models import Model
@@ -30,11 +30,14 @@ WITHOUT_INPUT = (
 )
 
 
+_Length = Annotated[int, Field(ge=0, lt=2**30)]  # so that two add up in 32 bits
+
+
 class LengthRow(Section):
     """One request's lengths in tokens."""
 
-    prompt: NonNegativeInt
-    output: NonNegativeInt
+    prompt: _Length
+    output: _Length
 
 
 @dataclass(frozen=True)

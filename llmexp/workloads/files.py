@@ -1,12 +1,13 @@
 """Reading source files so that whatever is wrong is told with file and line."""
 
+import codecs
 import csv
 import hashlib
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
+import orjson
 from pydantic import ValidationError
 
 from llmexp.errors import WorkloadError
@@ -14,11 +15,38 @@ from llmexp.schema.section import Section
 
 Line = TypeVar("Line", bound=Section)
 
+_LONGEST_LINE_BYTES = 64 * 2**20
+_SHOWN_CHARACTERS, _SHOWN_PATH = 60, 500
+
 
 def sha256_of(path: str | Path) -> str:
     """The SHA-256 of a file, for the recipe. Raises WorkloadError if there is none."""
-    with _opened(path).open("rb") as handle:
-        return hashlib.file_digest(handle, "sha256").hexdigest()
+    file = _file(path)
+    try:
+        with file.open("rb") as handle:
+            return hashlib.file_digest(handle, "sha256").hexdigest()
+    except OSError as error:
+        raise WorkloadError(f"{path}: cannot be read ({error.strerror})") from None
+
+
+def lines(path: str | Path) -> Iterator[str]:
+    """The lines of a UTF-8 file, each with its end.
+
+    Raises WorkloadError if there is no such file, or with the place of what is no text.
+    """
+    file = _file(path)
+    try:
+        with file.open("rb") as handle:
+            number = 0
+            while line := handle.readline(_LONGEST_LINE_BYTES + 1):
+                number += 1
+                if len(line) > _LONGEST_LINE_BYTES:
+                    raise WorkloadError(f"{path}:{number}: a line of more than {_LONGEST_LINE_BYTES >> 20} MiB")
+                if number == 1:
+                    line = line.removeprefix(codecs.BOM_UTF8)
+                yield _decoded(f"{path}:{number}", line)
+    except OSError as error:
+        raise WorkloadError(f"{path}: cannot be read ({error.strerror})") from None
 
 
 def read_json_lines(path: str | Path, kind: type[Line], limit: int | None = None) -> Iterator[tuple[str, Line]]:
@@ -27,18 +55,13 @@ def read_json_lines(path: str | Path, kind: type[Line], limit: int | None = None
     Raises WorkloadError for a line that is no JSON or does not fit.
     """
     found = 0
-    with _opened(path).open(encoding="utf-8") as handle:
-        for number, text in enumerate(handle, start=1):
-            if found == limit:
-                return
-            if text.strip():
-                place = f"{path}:{number}"
-                try:
-                    value = json.loads(text)
-                except ValueError as error:
-                    raise WorkloadError(f"{place}: not JSON ({error}); got {text.strip()[:60]!r}") from None
-                yield place, parse(place, value, kind)
-                found += 1
+    for number, text in enumerate(lines(path), start=1):
+        if found == limit:
+            return
+        if text.strip():
+            place = f"{path}:{number}"
+            yield place, parse(place, _from_json(place, text), kind)
+            found += 1
 
 
 def read_csv(path: str | Path, kind: type[Line], columns: dict[str, str], limit: int | None = None) -> Iterator[Line]:
@@ -46,25 +69,35 @@ def read_csv(path: str | Path, kind: type[Line], columns: dict[str, str], limit:
 
     Raises WorkloadError if a column is missing or a row does not fit.
     """
-    with _opened(path).open(newline="", encoding="utf-8") as handle:
-        reader = csv.DictReader(handle)
-        present = reader.fieldnames or []
-        for column in columns.values():
-            if column not in present:
-                raise WorkloadError(f"{path}:1: no column {column!r}; the file has {', '.join(present) or 'none'}")
-        for found, row in enumerate(reader):
-            if found == limit:
-                return
-            place = f"{path}:{reader.line_num}"
-            if None in row or None in row.values():
-                raise WorkloadError(f"{place}: the row has another number of fields than the header's {len(present)}")
-            yield parse(place, {field: row[column] for field, column in columns.items()}, kind)
+    rows = csv_rows(path)
+    _, present = next(rows, ("", []))
+    for column in columns.values():
+        if column not in present:
+            names = ", ".join(present) or "none"
+            raise WorkloadError(f"{path}:1: no column {column!r}; the file has {shown(names)}")
+    where = {field: present.index(column) for field, column in columns.items()}
+    for found, (place, row) in enumerate(rows):
+        if found == limit:
+            return
+        if len(row) != len(present):
+            raise WorkloadError(f"{place}: the row has another number of fields than the header's {len(present)}")
+        yield parse(place, {field: row[i] for field, i in where.items()}, kind, strict=False)
+
+
+def csv_rows(path: str | Path) -> Iterator[tuple[str, list[str]]]:
+    """Every row of a CSV file that is not empty, with its place. Raises WorkloadError for what is no CSV."""
+    reader = csv.reader(lines(path), strict=True)
+    try:
+        for row in reader:
+            if row:
+                yield f"{path}:{reader.line_num}", row
+    except csv.Error as error:
+        raise WorkloadError(f"{path}:{reader.line_num}: not CSV ({error})") from None
 
 
 def csv_columns(path: str | Path, at_least: int) -> list[str]:
     """The names in a CSV file's header. Raises WorkloadError if there are fewer than `at_least`."""
-    with _opened(path).open(newline="", encoding="utf-8") as handle:
-        names = next(csv.reader(handle), [])
+    _, names = next(csv_rows(path), ("", []))
     if len(names) < at_least:
         raise WorkloadError(f"{path}:1: {len(names)} columns; {at_least} are needed")
     return names
@@ -72,25 +105,56 @@ def csv_columns(path: str | Path, at_least: int) -> list[str]:
 
 def read_json(path: str | Path) -> Any:
     """The content of a JSON file. Raises WorkloadError if it is none."""
+    file = _file(path)
     try:
-        return json.loads(_opened(path).read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise WorkloadError(f"{path}: not JSON ({error})") from None
+        content = file.read_bytes()
+    except OSError as error:
+        raise WorkloadError(f"{path}: cannot be read ({error.strerror})") from None
+    return _from_json(str(path), _decoded(str(path), content.removeprefix(codecs.BOM_UTF8)))
 
 
-def parse(place: str, value: Any, kind: type[Line]) -> Line:
-    """`value` as a `kind`. Raises WorkloadError that tells the place and the first misfit."""
+def parse(place: str, value: Any, kind: type[Line], strict: bool = True) -> Line:
+    """`value` as a `kind`; not `strict`: numbers may be text, as in CSV.
+
+    Raises WorkloadError that tells the place and the first misfit.
+    """
     try:
-        return kind.model_validate(value)
+        return kind.model_validate(value, strict=strict)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        got = "" if first["type"] == "missing" else f"; got {str(first['input'])[:60]!r}"
+        got = "" if first["type"] == "missing" else f"; got {shown(str(first['input']))!r}"
         raise WorkloadError(f"{place}: {where + ': ' if where else ''}{first['msg']}{got}") from None
 
 
-def _opened(path: str | Path) -> Path:
+def shown(text: str) -> str:
+    """The start of a text, fit for a message."""
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
+
+
+def _from_json(place: str, text: str) -> Any:
+    try:
+        return orjson.loads(text)
+    except ValueError as error:
+        raise WorkloadError(f"{place}: not JSON ({error}); got {shown(text.strip())!r}") from None
+
+
+def _decoded(place: str, line: bytes) -> str:
+    try:
+        return line.decode()
+    except UnicodeDecodeError as error:
+        if line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            raise WorkloadError(f"{place}: the file is UTF-16; save it as UTF-8") from None
+        byte = f"byte 0x{line[error.start]:02x} at {error.start}"
+        raise WorkloadError(f"{place}: not UTF-8 ({byte} of the line); save the file as UTF-8") from None
+
+
+def _file(path: str | Path) -> Path:
     file = Path(path).expanduser()
-    if not file.is_file():
-        raise WorkloadError(f"workload.path: no file {str(path)!r}")
+    try:
+        present = file.is_file()  # a pipe or device might never end
+    except (OSError, ValueError):  # a name too long, or with a NUL
+        present = False
+    if not present:
+        raise WorkloadError(f"workload.path: no file {str(path)[:_SHOWN_PATH]!r}")
     return file

@@ -4,7 +4,6 @@ Format of the prompts: Hendrycks et al., Measuring Massive Multitask Language Un
 evaluation script published with it.
 """
 
-import csv
 import difflib
 import hashlib
 import json
@@ -12,8 +11,10 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
@@ -21,11 +22,15 @@ from llmexp.errors import ConfigError, WorkloadError
 from llmexp.models import Model
 from llmexp.schema.workloads import Mmlu
 from llmexp.workloads.draws import permutation
+from llmexp.workloads.files import csv_rows, shown
 from llmexp.workloads.text import ChatTemplate, encode, load_tokenizer
 from llmexp.workloads.workload import Tokens, Workload, packed
 
 LETTERS = "ABCD"
 HUB_ID = "cais/mmlu"
+_HUB_SCHEMA = pa.schema(
+    {"question": pa.string(), "subject": pa.string(), "choices": pa.list_(pa.string()), "answer": pa.int64()}
+)
 TOP_LOGPROBS = 20  # vLLM's default limit
 
 
@@ -182,25 +187,36 @@ def _read(folder: Path, split: str, subjects: Sequence[str] | None) -> dict[str,
 
 def _read_csv(subject: str, path: Path) -> list[Question]:
     questions = []
-    with path.open(newline="", encoding="utf-8") as handle:
-        reader = csv.reader(handle)
-        for number, row in enumerate(reader):
-            place = f"{path}:{reader.line_num}"
-            if len(row) != 6:
-                raise WorkloadError(f"{place}: {len(row)} fields; a question, four choices and an answer make 6")
-            text, *choices, answer = row
-            if answer not in LETTERS or len(answer) != 1:
-                raise WorkloadError(f"{place}: the answer is {answer!r}; A, B, C or D is accepted")
-            questions.append(Question(subject, f"{subject}/{number}", text, tuple(choices), answer))
+    for number, (place, row) in enumerate(csv_rows(path)):
+        if len(row) != 6:
+            raise WorkloadError(f"{place}: {len(row)} fields; a question, four choices and an answer make 6")
+        text, *choices, answer = row
+        if answer not in LETTERS or len(answer) != 1:
+            raise WorkloadError(f"{place}: the answer is {shown(answer)!r}; A, B, C or D is accepted")
+        questions.append(Question(subject, f"{subject}/{number}", text, tuple(choices), answer))
     return questions
 
 
 def _read_parquet(paths: Sequence[Path]) -> dict[str, list[Question]]:
     by_subject: dict[str, list[Question]] = defaultdict(list)
     for path in paths:
-        for row in pq.read_table(path).to_pylist():
+        for number, row in enumerate(_rows(path)):
+            choices = row["choices"] or []
+            texts = (row["question"], row["subject"], *choices)
+            if row["answer"] not in range(4) or len(choices) != 4 or None in texts:
+                raise WorkloadError(
+                    f"{path}: row {number}: a question, its subject, four choices and an answer from 0 to 3 are needed"
+                )
             questions = by_subject[row["subject"]]
             name = f"{row['subject']}/{len(questions)}"
             answer = LETTERS[row["answer"]]
             questions.append(Question(row["subject"], name, row["question"], tuple(row["choices"]), answer))
     return by_subject
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    try:
+        rows: list[dict[str, Any]] = pq.read_table(path).select(_HUB_SCHEMA.names).cast(_HUB_SCHEMA).to_pylist()
+        return rows
+    except (pa.ArrowException, OSError, KeyError) as error:
+        raise WorkloadError(f"{path}: not the Hub's Parquet of MMLU ({shown(str(error))})") from None

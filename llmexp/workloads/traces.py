@@ -6,10 +6,11 @@ from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import NonNegativeInt, PositiveInt
+from pydantic import NonNegativeInt
 
 from llmexp.errors import WorkloadError
 from llmexp.models import Model
+from llmexp.schema import section
 from llmexp.schema.section import Section
 from llmexp.schema.workloads import Azure, Mooncake
 from llmexp.workloads.draws import Vocabulary
@@ -18,14 +19,15 @@ from llmexp.workloads.synthetic import distinct_prompts
 from llmexp.workloads.workload import Tokens, Workload
 
 BLOCKS_IN_MEMORY = 8192
+MOST_TOKENS = 2**31 - 1  # what is longer after scaling is too long for any model all the same
 
 
 class MooncakeLine(Section):
     """One request of a Mooncake trace; the timestamp is in milliseconds."""
 
     timestamp: float
-    input_length: PositiveInt
-    output_length: PositiveInt
+    input_length: section.Tokens
+    output_length: section.Tokens
     hash_ids: list[NonNegativeInt]
 
 
@@ -33,8 +35,8 @@ class AzureRow(Section):
     """One request of an Azure trace."""
 
     arrival: datetime
-    prompt_tokens: PositiveInt
-    output_tokens: PositiveInt
+    prompt_tokens: section.Tokens
+    output_tokens: section.Tokens
 
 
 def mooncake(config: Mooncake, model: Model) -> Workload:
@@ -64,7 +66,7 @@ def mooncake(config: Mooncake, model: Model) -> Workload:
         requests.append(np.array([numbers.setdefault(each, len(numbers)) for each in line.hash_ids], np.int64))
         full, rest = divmod(line.input_length, config.block_tokens)
         scaled_rest = min(-(-rest * block // config.block_tokens), block - 1)
-        prompt_tokens.append(full * block + scaled_rest)
+        prompt_tokens.append(min(full * block + scaled_rest, MOST_TOKENS))
         output_tokens.append(line.output_length)
         timestamps.append(line.timestamp)
 
@@ -112,7 +114,7 @@ def azure(config: Azure, model: Model) -> Workload:
 
 
 def _scaled(counts: Sequence[int], factor: float) -> NDArray[np.int32]:
-    scaled: NDArray[np.float64] = np.maximum(np.rint(np.array(counts) * factor), 1)
+    scaled: NDArray[np.float64] = np.clip(np.rint(np.array(counts, np.float64) * factor), 1, MOST_TOKENS)
     return scaled.astype(np.int32)
 
 

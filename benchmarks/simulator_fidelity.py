@@ -1,0 +1,106 @@
+"""How well does the simulator predict an engine that it was calibrated on?
+
+`python benchmarks/simulator_fidelity.py measure h200 FOLDER [OVERRIDE …]` runs one AsyncLLM launch that records its
+steps: five loads to calibrate on and six others to predict (`cpu` in place of `h200`: the same in small). OVERRIDE
+are llmexp's, such as `model=qwen2_5_7b model.load_format=dummy gpu=h200`.
+"""
+
+import argparse
+from pathlib import Path
+
+from llmexp.compose import compose
+from llmexp.engines.lease import EngineLease
+from llmexp.run import run
+
+UNIQUE, SHARED = "workload=unique_prefix", "workload=shared_prefix"
+
+
+def loads(prompt: int, output: int, requests: int, concurrency: int, rate: float, limit: int) -> dict[str, list[str]]:
+    """The cells by study/name, sized by a middling prompt and output, a number of requests and of places, and a rate;
+    `limit` is the longest prompt and output that the engine takes."""
+
+    def closed(kind: str, *lengths: int, requests: int, concurrency: int) -> list[str]:
+        names = ("prefix_tokens", "suffix_tokens", "output_tokens")
+        return [
+            kind,
+            *(f"workload.{name}={max(tokens, 1)}" for name, tokens in zip(names, lengths, strict=True)),
+            f"workload.num_requests={max(requests, 4)}",
+            f"load.concurrency={max(concurrency, 2)}",
+        ]
+
+    n, c, p, o = requests, concurrency, prompt, output
+    long = min(7 * p, limit - p // 2 - o // 2 - 8)
+    open_loop = [f"workload.num_requests={n}"]
+    return {
+        "calibrate/few_long_answers": closed(UNIQUE, p // 2, p // 16, 2 * o, requests=n // 16, concurrency=c // 16),
+        "calibrate/many_short_prompts": closed(UNIQUE, p // 5, p // 16, o, requests=n, concurrency=c),
+        "calibrate/long_prompts": closed(UNIQUE, long, p // 2, o // 2, requests=n // 16, concurrency=c // 32),
+        "calibrate/middling": closed(UNIQUE, 2 * p, p // 20, o // 2, requests=n // 2, concurrency=c // 4),
+        "calibrate/shared": [
+            *closed(SHARED, 3 * p, p // 16, o // 2, requests=n // 2, concurrency=c // 2),
+            "workload.num_prefixes=4",
+        ],
+        "predict/unique": closed(UNIQUE, p, p // 10, o, requests=n // 4, concurrency=c // 8),
+        "predict/shared": closed(SHARED, 3 * p + p // 2, p // 100 + 1, o // 12, requests=n, concurrency=c),
+        "predict/rag": [
+            *closed(SHARED, p + p // 2, p // 10, o // 2, requests=n // 2, concurrency=c // 5),
+            "workload.num_prefixes=8",
+            "workload.zipf=1.0",
+        ],
+        "predict/poisson": [
+            *(UNIQUE, f"workload.prefix_tokens={p // 2}", f"workload.output_tokens={o}", *open_loop),
+            f"workload.suffix_tokens={{distribution: lognormal, median: {p // 4}, sigma: 0.8, min: 4, max: {2 * p}}}",
+            "load=poisson",
+            f"load.rate={rate}",
+        ],
+        "predict/turns": [
+            "workload=multi_turn",
+            f"workload.num_conversations={max(n // 8, 4)}",
+            f"workload.system_tokens={p // 2}",
+            f"workload.user_tokens={p // 8}",
+            f"workload.output_tokens={o // 2}",
+            "workload.think_s=0.2",
+            f"load.concurrency={max(c // 4, 2)}",
+        ],
+        "predict/bursts": [
+            "workload=short_chat",
+            "load=trace",
+            f"workload.rate_per_s={rate}",
+            *open_loop,
+            "workload.bursts={every_s: 3.0, duration_s: 0.5, factor: 6.0}",
+            f"workload.classes.short_chat.prefix_tokens={p // 2}",
+            *(f"workload.classes.short_chat.suffix_tokens.{key}" for key in (f"median={p // 4}", f"max={2 * p}")),
+            *(f"workload.classes.short_chat.output_tokens.{key}" for key in (f"median={o}", "min=2", f"max={4 * o}")),
+        ],
+    }
+
+
+SIZES = {
+    "h200": loads(prompt=1024, output=96, requests=192, concurrency=128, rate=30.0, limit=8192),
+    "cpu": loads(prompt=64, output=12, requests=24, concurrency=8, rate=20.0, limit=1024),
+}
+
+
+def measure(size: str, folder: Path, overrides: list[str]) -> None:
+    """One launch, all cells."""
+    lease = EngineLease(keep=True)
+    try:
+        for name, asked in SIZES[size].items():
+            study, _, cell = name.partition("/")
+            place = [f"runs_dir={folder}", f"study.name={study}", f"run.name={cell}", "tracking=off", "rounds=2"]
+            engine = ["engine=vllm_async", "engine.record_steps=true"]
+            result = run(compose([*engine, *place, *asked, *overrides]), lease)
+            print(f"{name}: {result.measures['throughput_req_per_s']:.2f} req/s, {result.invalid_reasons or 'valid'}")
+    finally:
+        lease.close()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    asked = commands.add_parser("measure")
+    asked.add_argument("size", choices=SIZES)
+    asked.add_argument("folder", type=Path)
+    asked.add_argument("overrides", nargs="*")
+    options = parser.parse_args()
+    measure(options.size, options.folder, options.overrides)

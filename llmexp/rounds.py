@@ -39,7 +39,15 @@ def send_warm_up(plan: Preparation, engine: Engine, account: Audit) -> int:
     with phase(f"{plan.name}: warm-up", len(warm)) as tick:
         load = ClosedLoop(concurrency=concurrency)
         client = config.client.model_copy(update={"api": "completions", "prompt": "ids"})  # it has no text
-        replay(engine.destination, warm, load, client, round_index=-1, salted=False, progress=tick)
+        replay(
+            engine.destination,
+            warm,
+            load,
+            client,
+            round_index=-1,
+            progress=tick,
+            stall_timeout_s=config.engine.stall_timeout_s,
+        )
     return shared_blocks_between(warm, plan.workload, account.block_size)
 
 
@@ -71,6 +79,7 @@ def one_round(
             seed=config.seed,
             progress=tick,
             spill=part(plan.folder, index),
+            stall_timeout_s=config.engine.stall_timeout_s,
         )
     pq.write_table(sent.trace, part(plan.folder, index))
     if engine.steps is not None:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -19,8 +20,10 @@ import orjson
 
 from llmexp.client.call import Call
 from llmexp.client.driver import Driver
+from llmexp.client.journal import append
 from llmexp.client.requests import Bodies
-from llmexp.client.worker import START_DELAY_S, STOP_WITHIN_S, Job, Outcome, work
+from llmexp.client.stall import require_movement
+from llmexp.client.worker import START_DELAY_S, STOP_WITHIN_S, Job, preserve_orphaned, work
 from llmexp.engines import async_host
 from llmexp.engines.host import Host, Talk
 from llmexp.errors import EngineError
@@ -105,8 +108,8 @@ class AsyncLLMTransport:
 
 
 async def serve(engine: Any, talk: async_host.Talk) -> None:
-    """Serves one job in the engine's process: job in, ready out, start in, numbers of ended requests out, and at
-    last the outcome. When the other end hangs up, what is under way is given up."""
+    """Serves one job in the engine's process: job in, ready out, start in, progress out (requests that have ended, and
+    when the engine last moved), at last None. When the other end hangs up, what is under way is given up."""
     job: Job = await talk.receive()
     with ExitStack() as stack:
         if job.claims is not None:  # alone, this worker takes every request
@@ -115,12 +118,15 @@ async def serve(engine: Any, talk: async_host.Talk) -> None:
             os.pwrite(claims, job.first.astype("<i8").tobytes(), 0)
             job = replace(job, claims=claims)
         transport = AsyncLLMTransport(engine, keep_text=job.keep_text, make_fields=Bodies(job.requests).fields)
-        driver = Driver(transport, timeout_s=job.timeout_s)
+        journal = stack.enter_context(job.journal.open("wb", buffering=0))
+        driver = Driver(transport, partial(append, journal), timeout_s=job.timeout_s)
         await transport.open(1, driver.finished)
         talk.send(_READY)
         start: float = await talk.receive()
+        stack.callback(preserve_orphaned, job, start)
         hung_up = asyncio.get_running_loop().create_task(_stop_on_goodbye(talk, driver))
-        talk.send(await work(job, driver, start, talk.send))
+        append(journal, await work(job, driver, start, lambda ended, moved_s: talk.send((ended, moved_s))))
+        talk.send(None)
         hung_up.cancel()
 
 
@@ -140,7 +146,6 @@ class Guest:
             self._talk.send(job)
         except OSError:
             raise EngineError("AsyncLLM takes no requests; its process has ended") from None
-        self._outcome: Outcome | None = None
 
     def start(self) -> tuple[float, float]:
         try:
@@ -152,31 +157,33 @@ class Guest:
         return origin, time.time() + (origin - time.monotonic())
 
     def work(
-        self, total: int, progress: Callable[[int, int], None] | None, interrupted: threading.Event | None
+        self,
+        total: int,
+        progress: Callable[[int, int], None] | None,
+        interrupted: threading.Event | None,
+        stall_timeout_s: float,
     ) -> None:
+        moved_s = time.monotonic() + START_DELAY_S
         with selectors.DefaultSelector() as selector:
             selector.register(self._talk, selectors.EVENT_READ)
-            while self._outcome is None and not (interrupted is not None and interrupted.is_set()):
+            while not (interrupted is not None and interrupted.is_set()):
                 if selector.select(0.1):
                     try:
                         said = self._talk.receive()
                     except (EOFError, OSError):
                         return
-                    if isinstance(said, Outcome):
-                        self._outcome = said
-                    elif progress is not None:
-                        progress(said, total)
+                    if said is None:
+                        return
+                    ended, moved_s = said
+                    if progress is not None:
+                        progress(ended, total)
+                require_movement(moved_s, stall_timeout_s)
 
-    def outcomes(self) -> dict[int, Outcome]:
-        self._talk.hang_up(STOP_WITHIN_S)
-        while self._outcome is None:
-            try:
-                said = self._talk.receive()
-            except (EOFError, OSError):
-                return {}
-            if isinstance(said, Outcome):
-                self._outcome = said
-        return {0: self._outcome}
+    def finish(self) -> None:
+        with suppress(EOFError, OSError):
+            self._talk.hang_up(STOP_WITHIN_S)
+            while self._talk.receive() is not None:
+                pass
 
     def obituary(self) -> str:
         return "AsyncLLM's process did not hand over its records; its log tells why"

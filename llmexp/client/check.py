@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from llmexp.client.worker import Outcome
+from llmexp.client.journal import Outcome
 
 # A send, or the reading of a chunk, may be this late at p99, or this share of the median time to first token.
 LAG_P99_LIMIT_MS = 2.0
@@ -48,6 +48,7 @@ def check_client(
     trace: pa.Table,
     outcomes: Sequence[Outcome],
     *,
+    lags_s: NDArray[np.float64],
     due_s: NDArray[np.float64] | None,
     first: NDArray[np.int32],
     asked_in_flight: int | None,
@@ -57,12 +58,12 @@ def check_client(
 ) -> ClientCheck:
     """Judges a round. `first` are the requests that arrive by themselves, due at `due_s` (None: closed loop).
 
-    `lag_limit_ms` replaces this module's limit on lag. `keeps_full` says that `asked_in_flight` requests should be
-    in flight as long as there are some to send. A client that is not `alone` in its process shares lag and CPU
-    with the engine there, so that they are part of what is measured and no limit applies to them.
+    `lags_s` are the lags of all its requests; `lag_limit_ms` replaces this module's limit on them. `keeps_full` says
+    that `asked_in_flight` requests should be in flight as long as there are some to send. A client that is not `alone`
+    in its process shares lag and CPU with the engine there, so that they are part of what is measured and no limit
+    applies to them.
     """
-    rows = np.concatenate([outcome.records.rows for outcome in outcomes])
-    lags_ms = (rows["sent"] - rows["ready"]) * 1e3
+    lags_ms = lags_s * 1e3
     loop_lags_ms = np.concatenate([outcome.loop_lags_s for outcome in outcomes]) * 1e3
     lag_p50, lag_p99 = (_percentile(lags_ms, q) for q in (50, 99))
     loop_lag_p99 = _percentile(loop_lags_ms, 99)

@@ -44,27 +44,53 @@ class Records:
     engine_times: dict[int, tuple[float, float, float, float]]
 
 
+def joined(parts: Sequence[Records]) -> Records:
+    """Several records as one, in their order."""
+    starts = np.cumsum([0, *(len(part.rows) for part in parts)]).tolist()
+
+    def shifted(name: str) -> dict[int, Any]:
+        return {
+            start + position: value
+            for start, part in zip(starts, parts, strict=False)
+            for position, value in getattr(part, name).items()
+        }
+
+    return Records(
+        rows=np.concatenate([part.rows for part in parts]) if parts else np.empty(0, dtype=ROW),
+        chunks=np.concatenate([part.chunks for part in parts]) if parts else np.empty(0),
+        finish_reasons=[reason for part in parts for reason in part.finish_reasons],
+        errors=shifted("errors"),
+        texts=shifted("texts"),
+        logprobs=shifted("logprobs"),
+        engine_times=shifted("engine_times"),
+    )
+
+
 class Ledger:
-    """Takes ended calls, about 60 bytes a request and 8 a chunk."""
+    """Takes ended calls, about 60 bytes a request and 8 a chunk, and holds them until they are drained."""
 
     def __init__(self) -> None:
+        self.taken = 0
+        self._seen_reasons: dict[str, str] = {}
+        self._empty()
+
+    def _empty(self) -> None:
+        self.holds = 0
         names = ROW.names or ()
         self._columns: dict[str, array[Any]] = {name: array("i" if ROW[name] == "i4" else "d") for name in names}
         self._chunks = array("d")
         self._finish_reasons: list[str | None] = []
-        self._seen_reasons: dict[str, str] = {}
         self._errors: dict[int, str] = {}
         self._texts: dict[int, str] = {}
         self._logprobs: dict[int, str] = {}
         self._engine_times: dict[int, tuple[float, float, float, float]] = {}
         self._append = [column.append for column in self._columns.values()]
 
-    def __len__(self) -> int:
-        return len(self._finish_reasons)
-
     def add(self, call: Call) -> None:
         """Keeps a call that has ended."""
-        position = len(self._finish_reasons)
+        position = self.holds
+        self.holds += 1
+        self.taken += 1
         values = (
             call.index,
             call.intended,
@@ -90,12 +116,12 @@ class Ledger:
         if call.engine_times is not None:
             self._engine_times[position] = call.engine_times
 
-    def records(self) -> Records:
-        """Everything kept so far."""
-        rows = np.empty(len(self), dtype=ROW)
+    def drain(self) -> Records:
+        """What was taken since the last time, which is kept here no longer."""
+        rows = np.empty(self.holds, dtype=ROW)
         for name, column in self._columns.items():
-            rows[name] = np.frombuffer(column, dtype=ROW[name]) if len(self) else []
-        return Records(
+            rows[name] = np.frombuffer(column, dtype=ROW[name]) if self.holds else []
+        records = Records(
             rows=rows,
             chunks=np.frombuffer(self._chunks, dtype=np.float64) if self._chunks else np.empty(0),
             finish_reasons=self._finish_reasons,
@@ -104,3 +130,5 @@ class Ledger:
             logprobs=self._logprobs,
             engine_times=self._engine_times,
         )
+        self._empty()
+        return records

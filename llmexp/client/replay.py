@@ -1,5 +1,6 @@
 """One round: replays a workload against a server from processes of its own, and gathers the trace."""
 
+import math
 import os
 import pickle
 import secrets
@@ -10,7 +11,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,13 +22,16 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 import llmexp
+from llmexp.client import journal
 from llmexp.client.arrivals import arrivals
 from llmexp.client.async_llm import Guest
 from llmexp.client.check import ClientCheck, check_client
 from llmexp.client.gather import gather
 from llmexp.client.requests import Requests
-from llmexp.client.worker import READY, START, START_DELAY_S, STOP_WITHIN_S, Job, Outcome
+from llmexp.client.stall import require_movement
+from llmexp.client.worker import READY, START, START_DELAY_S, STOP_WITHIN_S, Job
 from llmexp.engines.host import Host
+from llmexp.engines.process import ending
 from llmexp.engines.target import Target
 from llmexp.errors import ConfigError, EngineError
 from llmexp.schema.load import ClientConfig, ClosedLoop, LoadConfig
@@ -63,6 +67,7 @@ def replay(
     progress: Callable[[int, int], None] | None = None,
     interrupted: threading.Event | None = None,
     spill: Path | None = None,
+    stall_timeout_s: float = math.inf,
 ) -> Replay:
     """Sends the whole workload once, to a server or to an engine's process that takes the client in, and waits
     for the last answer.
@@ -70,10 +75,11 @@ def replay(
     `salted` gives each request a `cache_salt` of its own. `seed` determines the arrivals. `progress` is
     called with the numbers of ended and of all requests. Once `interrupted` is set nothing more is sent,
     requests in flight end with the error "interrupted", and the trace so far is returned. When a worker dies,
-    or on Ctrl-C, the trace so far goes to the Parquet file `spill` before the error goes on.
+    or on Ctrl-C, the trace so far goes to the Parquet file `spill` before the error goes on; if this process is killed,
+    the workers leave it beside that file.
 
     Raises ConfigError or WorkloadError if this workload cannot be sent as asked, EngineError if a worker
-    fails.
+    fails, or if requests are in flight and none gets a token for `stall_timeout_s`.
     """
     first, follow, think_s = _conversations(workload)
     offsets_s = None if workload.arrivals_s is None else workload.arrivals_s[first]
@@ -91,13 +97,17 @@ def replay(
             stack.callback(os.close, claims)
         jobs = [
             Job(
+                round_index=round_index,
+                worker=k,
+                owner=os.getpid(),
                 base_url=target.base_url if isinstance(target, Target) else "",
                 api=client.api,
                 transport=client.transport,
                 timeout_s=client.timeout_s,
                 keep_text=workload.keep_text,
                 requests=requests,
-                outcome=folder / f"outcome-{k}",
+                journal=folder / f"journal-{k}",
+                spill=spill,
                 follow=follow,
                 think_s=think_s,
                 places=None if places is None else len(range(k, places, workers)),
@@ -113,20 +123,24 @@ def replay(
         origin, origin_wall = crew.start()
         error: BaseException | None = None
         try:
-            crew.work(len(workload), progress, interrupted)
+            crew.work(len(workload), progress, interrupted, stall_timeout_s)
         except BaseException as caught:  # also Ctrl-C: what was measured is kept first
             error = caught
-        outcomes = crew.outcomes()
+        crew.finish()
+        journals = {job.worker: journal.read(job.journal) for job in jobs}
+        outcomes = [outcome for _, outcome in journals.values() if outcome is not None]
         if error is None and len(outcomes) < workers:
             error = EngineError(crew.obituary())
-    trace = gather({k: o.records for k, o in outcomes.items()}, round_index=round_index, origin=origin)
+    records = {k: kept for k, (kept, _) in journals.items()}
+    trace = gather(records, round_index=round_index, origin=origin)
     if error is not None:
         if spill is not None:
             pq.write_table(trace, spill)
         raise error
     check = check_client(
         trace,
-        list(outcomes.values()),
+        outcomes,
+        lags_s=np.concatenate([kept.rows["sent"] - kept.rows["ready"] for kept in records.values()]),
         due_s=due_s,
         first=first,
         asked_in_flight=places,
@@ -232,11 +246,11 @@ class _Crew:
     """The worker processes of a round."""
 
     def __init__(self, jobs: Sequence[Job], folder: Path) -> None:
-        self._jobs = jobs
         self._logs = [folder / f"log-{k}" for k in range(len(jobs))]
         self._processes: list[subprocess.Popen[bytes]] = []
         self._said = [b""] * len(jobs)  # each worker's unfinished line
         self._ended = [0] * len(jobs)
+        self._moved_s = 0.0
         package = str(Path(llmexp.__file__).parent.parent)
         paths = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
         for job, log in zip(jobs, self._logs, strict=True):
@@ -269,9 +283,14 @@ class _Crew:
         return origin, origin_wall
 
     def work(
-        self, total: int, progress: Callable[[int, int], None] | None, interrupted: threading.Event | None
+        self,
+        total: int,
+        progress: Callable[[int, int], None] | None,
+        interrupted: threading.Event | None,
+        stall_timeout_s: float,
     ) -> None:
-        """Waits until all have ended, telling them to stop if `interrupted` is set."""
+        """Waits until all have ended, or until `interrupted` is set. Raises EngineError if nothing moves any more."""
+        self._moved_s = time.monotonic() + START_DELAY_S
         with selectors.DefaultSelector() as selector:
             for k, process in enumerate(self._processes):
                 assert process.stdout is not None
@@ -281,27 +300,23 @@ class _Crew:
                 for key, _ in selector.select(POLL_S):
                     if not self._listen(key.data):
                         selector.unregister(key.fileobj)
+                        if self._processes[key.data].wait():
+                            raise EngineError(self.obituary())
                 if interrupted is not None and interrupted.is_set():
                     return
+                require_movement(self._moved_s, stall_timeout_s)
                 if progress is not None and shown != sum(self._ended):
                     shown = sum(self._ended)
                     progress(shown, total)
 
-    def outcomes(self) -> dict[int, Outcome]:
-        """Tells those that still work to stop, and reads what each has measured, by worker."""
+    def finish(self) -> None:
+        """Tells those that still work to stop, and waits until they have."""
         for process in self._processes:
             assert process.stdin is not None
             process.stdin.close()
-        outcomes = {}
-        for k, (job, process) in enumerate(zip(self._jobs, self._processes, strict=True)):
-            try:
+        for process in self._processes:
+            with suppress(subprocess.TimeoutExpired):
                 process.wait(STOP_WITHIN_S)
-            except subprocess.TimeoutExpired:
-                continue
-            if job.outcome.exists():
-                with job.outcome.open("rb") as file:
-                    outcomes[k] = pickle.load(file)
-        return outcomes
 
     def obituary(self) -> str:
         """Why a worker is missing."""
@@ -309,7 +324,7 @@ class _Crew:
             if process.poll():
                 lines = log.read_text(errors="replace").split("\n")
                 last = next((line for line in reversed(lines) if line.strip()), "it left no message")
-                return f"a client worker died with exit code {process.returncode}: {last}"
+                return f"a client worker {ending(process.returncode)}: {last}"
         return "a client worker did not hand over its records"
 
     def kill(self) -> None:
@@ -328,7 +343,9 @@ class _Crew:
             return False
         *lines, self._said[k] = (self._said[k] + said).split(b"\n")
         if lines:
-            self._ended[k] = int(lines[-1])
+            ended, moved_s = lines[-1].split()
+            self._ended[k] = int(ended)
+            self._moved_s = max(self._moved_s, float(moved_s))
         return True
 
     def _tell(self, process: subprocess.Popen[bytes], message: bytes) -> None:

@@ -1,8 +1,9 @@
 """A client process (`main`): it sends its share of a round's requests and reports on them.
 
 The parent writes a pickled Job to its standard input, waits for READY, then writes when to start. It reads
-lines with the number of ended requests; the outcome is a pickle at `job.outcome`. Closed standard input means
-stop: the parent interrupts, or is gone. Little is imported here, because each round's workers start anew.
+lines with the number of ended requests and the time at which the server last moved; what was measured is in the file
+`job.journal`. Closed standard input means stop: the parent interrupts, or is gone. Little is imported here, because
+each round's workers start anew.
 """
 
 import asyncio
@@ -14,6 +15,7 @@ import struct
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from time import monotonic, process_time
 from typing import Literal
@@ -25,7 +27,7 @@ from numpy.typing import NDArray
 from llmexp.client.agenda import Agenda, ClosedLoop, OpenLoop
 from llmexp.client.call import Transport
 from llmexp.client.driver import Driver
-from llmexp.client.ledger import Records
+from llmexp.client.journal import Outcome, append, is_gone, preserve
 from llmexp.client.requests import Bodies, Requests
 
 READY = b"ready\n"
@@ -41,7 +43,12 @@ class Job:
     Closed loop: `claims` is the inherited descriptor of the file of requests to take, `places` the slots.
     Open loop: `first` and `due` are the requests that arrive by themselves and when, counted from the start,
     and `places` the cap.
+    `owner` is the process that reads the journal. If that has gone, the trace goes to the Parquet file `spill`.
     """
+
+    round_index: int
+    worker: int
+    owner: int
 
     base_url: str
     api: Literal["completions", "chat"]
@@ -49,7 +56,8 @@ class Job:
     timeout_s: float
     keep_text: bool
     requests: Requests
-    outcome: Path
+    journal: Path
+    spill: Path | None
     follow: NDArray[np.int32]
     think_s: NDArray[np.float64]
     places: int | None
@@ -59,19 +67,6 @@ class Job:
     api_key: str | None = field(default=None, repr=False)
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What a worker measured, and what it knows about itself."""
-
-    records: Records
-    loop_lags_s: NDArray[np.float64]
-    in_flight_area_s: float
-    max_in_flight: int
-    capped: int
-    cpu_s: float
-    wall_s: float
-
-
 def main() -> None:
     """Serves one job."""
     os.set_blocking(1, False)
@@ -79,11 +74,7 @@ def main() -> None:
     transport = _transport(job)
     gc.freeze()
     gc.disable()  # a collection's pause would show in the times; nothing here leaves cycles behind
-    outcome = uvloop.run(_serve(job, transport))
-    partial = job.outcome.with_suffix(".partial")
-    with partial.open("wb") as file:
-        pickle.dump(outcome, file, protocol=pickle.HIGHEST_PROTOCOL)
-    partial.replace(job.outcome)
+    uvloop.run(_serve(job, transport))
 
 
 def _transport(job: Job) -> Transport:
@@ -101,28 +92,29 @@ def _transport(job: Job) -> Transport:
     )
 
 
-async def _serve(job: Job, transport: Transport) -> Outcome:
-    driver = Driver(transport, timeout_s=job.timeout_s)
-    await transport.open(job.places or 1 if job.claims is not None else 1, driver.finished)
-    _say(READY)
-    message = os.read(0, START.size)
-    if not message:
-        raise SystemExit
-    asyncio.get_running_loop().add_reader(0, driver.stop)
-    outcome = await work(job, driver, START.unpack(message)[0], lambda ended: _say(b"%d\n" % ended))
-    asyncio.get_running_loop().remove_reader(0)
+async def _serve(job: Job, transport: Transport) -> None:
+    with job.journal.open("wb", buffering=0) as journal:
+        driver = Driver(transport, partial(append, journal), timeout_s=job.timeout_s)
+        await transport.open(job.places or 1 if job.claims is not None else 1, driver.finished)
+        _say(READY)
+        message = os.read(0, START.size)
+        if not message:
+            raise SystemExit
+        start = START.unpack(message)[0]
+        asyncio.get_running_loop().add_reader(0, driver.stop)
+        append(journal, await work(job, driver, start, lambda ended, moved_s: _say(b"%d %f\n" % (ended, moved_s))))
+        asyncio.get_running_loop().remove_reader(0)
     await transport.close()
-    return outcome
+    preserve_orphaned(job, start)
 
 
-async def work(job: Job, driver: Driver, start: float, progress: Callable[[int], None]) -> Outcome:
-    """Sends a job's requests from `start` on (CLOCK_MONOTONIC) and accounts for them."""
+async def work(job: Job, driver: Driver, start: float, progress: Callable[[int, float], None]) -> Outcome:
+    """Sends a job's requests from `start` on (CLOCK_MONOTONIC)."""
     agenda = _agenda(job, start)
     before = process_time()
     await driver.run(agenda, start, progress)
     cpu_s, wall_s = process_time() - before, monotonic() - start
     return Outcome(
-        records=driver.ledger.records(),
         loop_lags_s=np.array(driver.loop_lags_s),
         in_flight_area_s=driver.in_flight_area_s,
         max_in_flight=driver.max_in_flight,
@@ -130,6 +122,13 @@ async def work(job: Job, driver: Driver, start: float, progress: Callable[[int],
         cpu_s=cpu_s,
         wall_s=wall_s,
     )
+
+
+def preserve_orphaned(job: Job, start: float) -> None:
+    """If the process that would read a job's journal has gone, leaves the trace in the run's folder."""
+    if job.spill is not None and is_gone(job.owner):
+        target = job.spill.with_suffix(f".{job.worker}{job.spill.suffix}")
+        preserve(job.journal, target, round_index=job.round_index, worker=job.worker, origin=start)
 
 
 def _agenda(job: Job, start: float) -> Agenda:

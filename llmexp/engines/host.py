@@ -19,12 +19,13 @@ class Host:
     path: Path
 
     @contextlib.contextmanager
-    def calling(self, function: Callable[..., Awaitable[None]]) -> Iterator["Talk"]:
+    def calling(self, function: Callable[..., Awaitable[None]], timeout_s: float | None = None) -> Iterator["Talk"]:
         """Runs `function(engine, talk)` there, found by its name, for as long as the talk lasts.
 
-        Raises OSError if nobody listens.
+        Raises OSError if nobody listens, or if an answer takes longer than `timeout_s`.
         """
         with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(timeout_s)
             connection.connect(str(self.path))
             talk = Talk(connection)
             talk.send(function)

@@ -63,5 +63,5 @@ class EngineLease:
 
 def launch_key(config: Config, model: Model) -> object:
     """Equal for runs that may share a launch: the same engine in every detail, and the same trial."""
-    own = config.engine.model_dump_json(exclude={"sample_interval_s", "gpu_sample_interval_s"})
+    own = config.engine.model_dump_json(exclude={"sample_interval_s", "gpu_sample_interval_s", "stall_timeout_s"})
     return (config.run.trial, own, tuple(kind_of(config).arguments(config, model)))

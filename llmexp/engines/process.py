@@ -99,3 +99,12 @@ def _group_of(pid: int) -> int | None:
         return os.getpgid(pid)
     except (ProcessLookupError, PermissionError):
         return None
+
+
+def ending(code: int) -> str:
+    """How a process ended, in words, by its exit code: a shell's 128 and the signal's number, or Python's minus."""
+    number = code - 128 if code > 128 else -code
+    if number not in set(signal.Signals):
+        return f"ended with exit code {code}"
+    name = signal.Signals(number).name
+    return f"was ended by {name}" + (" (out of memory? see dmesg)" if name == "SIGKILL" else "")

@@ -2,7 +2,6 @@
 
 import os
 import re
-import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -186,19 +185,8 @@ def _environment(gpus: Sequence[Gpu]) -> dict[str, str]:
 
 def died(engine: EngineProcess) -> EngineError:
     """The error of an engine whose process has ended."""
-    code = engine.popen.wait()
-    how = f"ended with exit code {code}"
-    if code > 128 or code < 0:  # a shell's way to tell a signal, or Python's
-        how = f"was ended by {_signal(code - 128 if code > 128 else -code)}"
+    how = process.ending(engine.popen.wait())
     return EngineError(f"the engine {how}: {log.root_cause(engine.log)}\nIts whole log: {engine.log}")
-
-
-def _signal(number: int) -> str:
-    try:
-        name = signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-    return f"{name} (out of memory? see dmesg)" if name == "SIGKILL" else name
 
 
 def no_memory(config: Config, log_file: Path, gpus: Sequence[Gpu]) -> NoMemoryError | None:

@@ -16,6 +16,8 @@ from llmexp.errors import ConfigError, EngineError
 from llmexp.models import Model
 from llmexp.schema.config import Config
 
+_ANSWER_TIMEOUT_S = 30.0
+
 
 @dataclass(frozen=True)
 class VllmAsync:
@@ -103,7 +105,7 @@ def start(config: Config, model: Model, folder: Path, while_starting: Callable[[
 
 
 def _answer(host: Host, function: Callable[..., Awaitable[None]]) -> Any:
-    with host.calling(function) as talk:
+    with host.calling(function, _ANSWER_TIMEOUT_S) as talk:
         return talk.receive()
 
 

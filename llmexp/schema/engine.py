@@ -73,6 +73,10 @@ class _Engine(Section):
     gpu_sample_interval_s: float | None = Field(
         default=0.1, ge=0.1, description="between two reads of the GPU's power, clocks and use; null: none"
     )
+    stall_timeout_s: PositiveFloat = Field(
+        default=300.0,
+        description="with requests in flight and no token for any of them, the engine hangs: the run fails",
+    )
 
 
 class OwnVllm(_Engine):

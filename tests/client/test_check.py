@@ -12,8 +12,8 @@ from llmexp.client.check import (
     check_client,
 )
 from llmexp.client.gather import gather
+from llmexp.client.journal import Outcome
 from llmexp.client.ledger import ROW, UNKNOWN, Records
-from llmexp.client.worker import Outcome
 
 N = 200
 
@@ -46,7 +46,6 @@ def checked(
     area = float((rows["end"] - rows["sent"]).sum())
     records = Records(rows[lost:], (due + ttft_s)[lost:], ["length"] * (N - lost), {}, {}, {}, {})
     outcome = Outcome(
-        records=records,
         loop_lags_s=np.full(50, loop_lag_s),
         in_flight_area_s=area,
         max_in_flight=4,
@@ -57,6 +56,7 @@ def checked(
     return check_client(
         gather({0: records}, round_index=0, origin=0.0),
         [outcome],
+        lags_s=records.rows["sent"] - records.rows["ready"],
         due_s=None if closed else due,
         first=np.arange(N, dtype=np.int32),
         asked_in_flight=asked_in_flight,

@@ -287,7 +287,7 @@ def test_workers_end_with_their_parent() -> None:
         _until(lambda: not any(Path(f"/proc/{child}").exists() for child in children))
 
 
-def test_a_worker_that_dies_is_reported_and_the_others_records_are_spilled(tmp_path: Path) -> None:
+def test_a_worker_that_dies_is_reported_and_no_ended_request_is_lost(tmp_path: Path) -> None:
     spill = tmp_path / "spilled.parquet"
 
     def kill_one() -> None:
@@ -297,17 +297,63 @@ def test_a_worker_that_dies_is_reported_and_the_others_records_are_spilled(tmp_p
 
     with golden_server(fault="stall", fault_requests=frozenset({2, 3})) as server:
         threading.Thread(target=kill_one).start()
-        with pytest.raises(EngineError, match="a client worker died with exit code -9"):
-            send(
-                server,
-                numbered(4),
-                ClosedLoop(concurrency=2),
-                {"workers": 2, "timeout_s": 1.0},
-                spill=spill,
-            )
-    trace = pq.read_table(spill)
-    assert len(trace) >= 1
-    assert len(set(trace["worker"].to_pylist())) == 1
+        with pytest.raises(EngineError, match="a client worker was ended by SIGKILL"):
+            send(server, numbered(4), ClosedLoop(concurrency=2), {"workers": 2}, spill=spill)
+    errors = pq.read_table(spill)["error"].to_pylist()
+    assert errors.count(None) == 2
+    assert errors.count("interrupted") == len(errors) - 2 == 1, "the dead worker's third never ended"
+
+
+def test_what_had_ended_when_the_parent_was_killed_is_in_the_runs_folder(tmp_path: Path) -> None:
+    script = (
+        "import sys; from pathlib import Path; from tests.client.sending import *; "
+        "send(sys.argv[1], numbered(5), ClosedLoop(concurrency=2), {'workers': 2}, spill=Path(sys.argv[2]))"
+    )
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    with golden_server(fault="stall", fault_requests=frozenset({3, 4})) as server:
+        command = [sys.executable, "-c", script, server.url, str(tmp_path / "requests-0.parquet")]
+        process = subprocess.Popen(command, env={**os.environ, "TMPDIR": str(temporary)})
+        _wait_for(server, 5)
+        time.sleep(0.2)
+        process.kill()
+        process.wait()
+        _until(lambda: not any(temporary.iterdir()))
+    rows = [row for path in tmp_path.glob("requests-0.*.parquet") for row in pq.read_table(path).to_pylist()]
+    assert sorted(row["request"] for row in rows) == [0, 1, 2, 3, 4]
+    assert [row["error"] for row in rows].count("interrupted") == 2
+
+
+def test_an_engine_that_hangs_is_told_from_one_that_is_slow(tmp_path: Path) -> None:
+    spill = tmp_path / "spilled.parquet"
+    hangs = pytest.raises(EngineError, match=r"no request got a token for engine\.stall_timeout_s=1 s")
+    with golden_server(fault="stall", fault_requests=frozenset({2})) as server, hangs:
+        send(server, numbered(4), stall_timeout_s=1.0, spill=spill)
+    assert pq.read_table(spill)["error"].to_pylist() == [None, None, "interrupted"]
+    with golden_server(ttft_s=0.6, itl_s=0.6) as server:
+        load = Constant(rate=0.5)  # between its requests it owes nothing
+        assert send(server, numbered(2, output_tokens=3), load, stall_timeout_s=1.0).complete
+
+
+def test_an_engine_that_only_lets_requests_time_out_hangs() -> None:
+    with golden_server(ttft_s=600) as server, pytest.raises(EngineError, match="stall_timeout_s"):
+        send(server, numbered(50), client={"timeout_s": 0.3}, stall_timeout_s=1.5)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_worker_that_hangs_ends_the_round_too(workers: int, tmp_path: Path) -> None:
+    def stop_them() -> None:
+        _wait_for(server, 4)
+        time.sleep(0.1)
+        for child in _children(os.getpid()):
+            os.kill(child, signal.SIGSTOP)
+
+    spill = tmp_path / "spilled.parquet"
+    with golden_server(ttft_s=0.2) as server:
+        threading.Thread(target=stop_them).start()
+        with pytest.raises(EngineError, match="stall_timeout_s"):
+            send(server, numbered(200), client={"workers": workers}, stall_timeout_s=1.0, spill=spill)
+    assert pq.read_table(spill)["error"].to_pylist()[0] is None
 
 
 def test_a_host_that_does_not_exist_is_named() -> None:

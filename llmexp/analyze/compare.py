@@ -76,13 +76,14 @@ class Effect:
 class Level:
     """The measures of one arm in one cell: for each, the mean of every valid run, in the order of trials.
 
-    `runs` names the valid runs, of `planned`.
+    `runs` names the valid runs, of `planned`; `refused` those whose engine had too little memory to start.
     """
 
     cell: Cell
     arm: str
     planned: int
     runs: tuple[str, ...]
+    refused: tuple[str, ...]
     measures: Mapping[str, tuple[float, ...]]
 
     def mean(self, measure: str) -> float | None:
@@ -110,6 +111,7 @@ class Comparison:
     levels: tuple[Level, ...]
     pairings: tuple[Pairing, ...]
     excluded: tuple[Excluded, ...]
+    throttled: tuple[str, ...]  # runs during which heat or a fault slowed a GPU
     tested: int
 
     def row(self, measure: str, cell: Cell, arm: str) -> Effect | None:
@@ -140,7 +142,7 @@ def levels_of(
     record: StudyRecord, runs: Sequence[RunResult], excluded: Sequence[Excluded], factor: str | None
 ) -> tuple[Level, ...]:
     """What every arm measured in every cell, in the design's order."""
-    barred = {one.run for one in excluded}
+    barred = {one.run: one.kind for one in excluded}
     usable = {run.name: run for run in runs if run.name not in barred}
     groups: dict[tuple[tuple[tuple[str, str], ...], str], list[PlannedRun]] = {}
     for plan in in_design_order(record):
@@ -153,7 +155,8 @@ def levels_of(
         names = dict.fromkeys(name for one in values for name in one)
         measures = {name: tuple(float(np.mean(one[name])) for one in values if name in one) for name in names}
         cell, _ = place(plans[0], record.compare, factor)
-        levels.append(Level(cell, arm, len(plans), tuple(run.name for run in valid), measures))
+        refused = tuple(plan.name for plan in plans if barred.get(plan.name) == "refused")
+        levels.append(Level(cell, arm, len(plans), tuple(run.name for run in valid), refused, measures))
     return tuple(levels)
 
 

@@ -5,6 +5,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from llmexp import fingerprint
 from llmexp.errors import ConfigError
 from llmexp.results import PlannedRun, RunResult, StudyRecord
 
@@ -17,7 +18,7 @@ class Excluded:
     """A planned run that no comparison uses."""
 
     run: str
-    kind: str  # "failed", "killed", "invalid" or "missing"
+    kind: str  # "failed", "killed", "invalid", "missing", or "refused": too little memory, a result of its own
     reasons: tuple[str, ...]
 
 
@@ -34,18 +35,30 @@ class Pair:
 @dataclass(frozen=True)
 class Pairing:
     """The pairs of one arm with the baseline in one cell, out of those planned; `refused` says what bars
-    the rest."""
+    the rest. `shortage` says so where the arm, the baseline or both never start for lack of memory."""
 
     cell: Cell
     arm: str
     planned: int
     pairs: tuple[Pair, ...]
     refused: tuple[str, ...]
+    shortage: str | None = None
 
 
 def cell_label(cell: Cell) -> str:
     """`max_num_seqs=128 workload.order=sorted`, or `all` where nothing but the arm was swept."""
     return " ".join(f"{key}={value}" for key, value in cell.items()) or "all"
+
+
+def shortage(run: RunResult) -> str:
+    """What an engine lacked that did not start: `0.20 of the 0.44 GiB needed`, as far as it told."""
+    needed, available = (run.engine.get(f"{name}_bytes") for name in ("needed", "available"))
+    if available is None:
+        return "how much is not known"
+    if available < 0:
+        return f"{-available / 2**30:.2f} GiB short of weights and activations alone"
+    had = f"{available / 2**30:.2f}"
+    return f"{had} GiB for the KV cache" if needed is None else f"{had} of the {needed / 2**30:.2f} GiB needed"
 
 
 def near_misses(word: str, known: Iterable[str]) -> str:
@@ -110,6 +123,8 @@ def exclude(record: StudyRecord, runs: Iterable[RunResult], missing: Mapping[str
         run = found.get(planned.name)
         if run is None:
             excluded.append(Excluded(planned.name, "missing", (missing.get(planned.name, "not run"),)))
+        elif run.status == "refused":
+            excluded.append(Excluded(run.name, run.status, (f"too little memory to start ({shortage(run)})",)))
         elif run.status != "complete":
             excluded.append(Excluded(run.name, run.status, (run.error or "no reason recorded",)))
         elif not run.valid or not any(one.valid for one in run.rounds):
@@ -122,8 +137,9 @@ def pair_runs(
     record: StudyRecord, runs: Iterable[RunResult], excluded: Iterable[Excluded], factor: str, baseline: str
 ) -> tuple[Pairing, ...]:
     """Every other arm of `factor` beside the baseline, cell by cell and trial by trial, in the design's order."""
-    barred = {one.run for one in excluded}
+    runs, barred = list(runs), {one.run for one in excluded}
     usable = {_key(run, record, factor): run for run in runs if run.name not in barred}
+    unstarted = {_key(run, record, factor): shortage(run) for run in runs if run.status == "refused"}
     cells: dict[CellKey, Cell] = {}
     planned: dict[tuple[CellKey, str], set[int]] = {}
     for plan in in_design_order(record):
@@ -137,16 +153,24 @@ def pair_runs(
             trials = sorted(planned.get((key, arm), set()) & planned.get((key, baseline), set()))
             pairs, refused = [], []
             for trial in trials:
-                base, other = usable.get((key, baseline, trial)), usable.get((key, arm, trial))
-                if base is None or other is None:
-                    absent = [name for name, run in ((baseline, base), (arm, other)) if run is None]
-                    refused.append(f"trial {trial}: no valid run of {factor}={' and '.join(absent)}")
-                elif reason := _unlike(base, other):
+                both = [(key, name, trial) for name in (baseline, arm)]
+                absent = [one for one in both if one not in usable]
+                if absent:
+                    which = f"{factor}={' and '.join(name for _, name, _ in absent)}"
+                    memory = all(one in unstarted for one in absent)
+                    why = f"{which} did not start for lack of memory" if memory else f"no valid run of {which}"
+                    refused.append(f"trial {trial}: {why}")
+                elif reason := _unlike(usable[both[0]], usable[both[1]], factor):
                     refused.append(f"trial {trial}: {reason}")
                 else:
-                    pairs.append(Pair(cell, trial, base, other))
+                    pairs.append(Pair(cell, trial, usable[both[0]], usable[both[1]]))
             if trials:
-                pairings.append(Pairing(cell, arm, len(trials), tuple(pairs), tuple(refused)))
+                never = [name for name in (arm, baseline) if all((key, name, trial) in unstarted for trial in trials)]
+                lack = None
+                if never:
+                    which = f"{factor}={never[0]}" if len(never) == 1 else "the engine"
+                    lack = f"{which} does not start for lack of memory ({unstarted[key, never[0], trials[0]]})"
+                pairings.append(Pairing(cell, arm, len(trials), tuple(pairs), tuple(refused), lack))
     return tuple(pairings)
 
 
@@ -176,7 +200,8 @@ def _key(run: RunResult | PlannedRun, record: StudyRecord, factor: str) -> tuple
     return tuple(sorted(cell.items())), arm, run.trial
 
 
-def _unlike(base: RunResult, other: RunResult) -> str | None:
+def _unlike(base: RunResult, other: RunResult, factor: str) -> str | None:
+    """Why two runs are no pair: they differ in more than what `factor` stands for."""
     if base.workload_sha256 != other.workload_sha256:
         return (
             f"{base.name} sent workload {base.workload_sha256} and "
@@ -186,4 +211,28 @@ def _unlike(base: RunResult, other: RunResult) -> str | None:
     if base.simulated != other.simulated:
         simulated, measured = (base, other) if base.simulated else (other, base)
         return f"{simulated.name} is simulated and {measured.name} is measured; they cannot be compared"
+    differences = _conditions_differ(base, other, factor)
+    if differences:
+        return f"{base.name} and {other.name} were made under other conditions ({'; '.join(differences[:5])})"
     return None
+
+
+# Factors that change by themselves what a run is made on, and which part of that.
+_EXPLAINS = {
+    "gpu": ("hardware",),
+    "gpu.device": ("hardware",),
+    "engine.python": ("versions", "engine"),
+    "engine.url": ("engine",),
+}
+
+
+def _conditions_differ(base: RunResult, other: RunResult, factor: str) -> list[str]:
+    """Hardware, drivers and versions in which two runs differ, beside what `factor` stands for."""
+    before, now = (dict(fingerprint.conditions(run.environment)) for run in (base, other))
+    told = [run.engine.get("version") for run in (base, other)]
+    if None not in told:
+        before["engine"], now["engine"] = ({"version": version} for version in told)
+    for name in _EXPLAINS.get(factor, ()):
+        before.pop(name, None)
+        now.pop(name, None)
+    return fingerprint.difference(before, now)

@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 from llmexp.analyze.pairs import Excluded, choose_arms, exclude, in_design_order, pair_runs
 from llmexp.errors import ResultError
-from llmexp.results import STUDY, SUMMARY, PlannedRun, RunResult, StudyRecord, load_run, load_study_record
+from llmexp.results import (
+    SEARCH,
+    STUDY,
+    SUMMARY,
+    PlannedRun,
+    RunResult,
+    SearchRecord,
+    StudyRecord,
+    load_run,
+    load_search,
+    load_study_record,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -26,6 +37,7 @@ class Study:
     record: StudyRecord
     runs: tuple[RunResult, ...]
     missing: Mapping[str, str] = field(default_factory=dict)
+    search: SearchRecord | None = None  # what it found, if it searched
 
     @cached_property
     def excluded(self) -> tuple[Excluded, ...]:
@@ -75,6 +87,7 @@ class Study:
             levels=levels_of(record, self.runs, self.excluded, factor),
             pairings=pairings,
             excluded=self.excluded,
+            throttled=tuple(run.name for run in self.runs if run.engine.get("throttled")),
             tested=tested,
         )
 
@@ -87,7 +100,8 @@ class Study:
             {"run": run.name, **self._arm(run), **run.cell}
             | {"trial": run.trial, "position": run.position, "seed": run.seed, "status": run.status}
             | {"used": run.name not in barred, "left_out_because": barred.get(run.name)}
-            | {"simulated": run.simulated, "workload_sha256": run.workload_sha256}
+            | {"simulated": run.simulated, "throttled": bool(run.engine.get("throttled"))}
+            | {"workload_sha256": run.workload_sha256}
             | {**{name: one.value for name, one in run.percentiles.items()}, **run.measures}
             for run in self.runs
         ]
@@ -138,7 +152,9 @@ def from_mlflow(
     name = study or next(iter(parents))
     target = Path(folder or tempfile.mkdtemp(prefix="llmexp-")) / name
     target.mkdir(parents=True, exist_ok=True)
-    client.download_artifacts(parents[name], STUDY, str(target))
+    for artifact in client.list_artifacts(parents[name]):
+        if artifact.path in (STUDY, SEARCH):
+            client.download_artifacts(parents[name], artifact.path, str(target))
     record = load_study_record(target)
     runs: dict[str, RunResult] = {}
     for child in _search(client, found.experiment_id, f"tags.`mlflow.parentRunId` = '{parents[name]}'"):
@@ -171,4 +187,4 @@ def _study(folder: Path, record: StudyRecord, runs: list[RunResult], missing: Ma
             f"{folder}: none of the {len(record.runs)} planned runs has left a {SUMMARY}; start the study "
             "again with the command that made it, and it goes on where it stopped"
         )
-    return Study(folder, record, tuple(runs), missing)
+    return Study(folder, record, tuple(runs), missing, load_search(folder))

@@ -9,6 +9,8 @@ from llmexp.engines.sampling import Sample
 from llmexp.measure.catalog import PERCENTILES
 from llmexp.results import Percentile
 
+_FEWEST_SAMPLES = 5  # of a gauge, for a mean
+
 
 def engine_measures(counted: Counters, samples: Sequence[Sample]) -> tuple[dict[str, float], dict[str, Percentile]]:
     """Hit rate, preemptions, steps, KV usage and queue time of a round, under the names of the catalog.
@@ -31,7 +33,7 @@ def engine_measures(counted: Counters, samples: Sequence[Sample]) -> tuple[dict[
     if usage:
         measures["kv_usage_peak"] = max(usage)
     running = [sample["requests_running"] for sample in samples if sample["requests_running"]]
-    if running:
+    if len(running) >= _FEWEST_SAMPLES:
         measures["requests_running_mean"] = fmean(running)
     queue = counted.queue_time
     if not queue.counts or queue.counts[-1] <= 0:

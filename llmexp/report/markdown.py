@@ -8,14 +8,18 @@ from typing import Any
 
 from llmexp.analyze.answers import PairAnswers
 from llmexp.analyze.claims import Answer
-from llmexp.analyze.compare import Comparison, Effect, scale_of
+from llmexp.analyze.compare import Comparison, Effect
 from llmexp.analyze.intervals import MIN_TRIALS
-from llmexp.analyze.pairs import Pairing, cell_label
+from llmexp.analyze.pairs import cell_label
 from llmexp.analyze.power import POWER
 from llmexp.analyze.requests import RequestEffect
 from llmexp.analyze.study import Study
 from llmexp.measure.accuracy import accuracy
 from llmexp.measure.catalog import MEASURES
+from llmexp.report.blocks import folded, section, table
+from llmexp.report.evidence import device_section, engine_section, weaknesses
+from llmexp.report.search import search_section
+from llmexp.report.sentences import claim_text, http_costs, sentence
 from llmexp.report.table import (
     HEADLINES,
     LATENCY_NAMES,
@@ -25,12 +29,10 @@ from llmexp.report.table import (
     interval,
     number,
     ratio,
-    replication,
     simulated,
     to_markdown,
 )
-from llmexp.results import RunResult
-from llmexp.schema.study import Claim
+from llmexp.report.tensor_parallel import tensor_parallel_section
 
 _MOST_NAMES = 100  # of questions; all of them stand in report.json
 
@@ -45,78 +47,41 @@ def markdown(
 ) -> str:
     """The whole report. `figures` holds title, caption and path relative to the report of each."""
     parts = [
-        *_head(comparison),
+        *_head(study, comparison),
         *_claims(answers, comparison),
-        *_section("Cells", [to_markdown(comparison), caption(comparison)]),
-        *_section("Figures", [f"![{title}]({path})\n\n*{text}*" for title, text, path in figures]),
+        *section("Cells", [to_markdown(comparison), caption(comparison)]),
+        *tensor_parallel_section(study, comparison),
+        *(search_section(study, comparison) or engine_section(study, comparison)),
+        *device_section(study, comparison),
+        *section("Figures", [f"![{title}]({path})\n\n*{text}*" for title, text, path in figures]),
         *_sensitivity(comparison),
         *_requests(requests, comparison),
         *_questions(questions, comparison),
         *_every_measure(comparison),
         *_runs(study, comparison),
-        *_section("Method", _method(comparison)),
-        *_section("Conditions", _conditions(study)),
+        *section("Method", _method(comparison)),
+        *section("Conditions", _conditions(study)),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def sentence(comparison: Comparison, pairing: Pairing, measure: str) -> str:
-    """What a user may write about one measure of one arm in one cell: the finding, or that there is none."""
-    finding = _finding(comparison, pairing, measure)
-    return f"{cell_label(pairing.cell)}: {finding}" if pairing.cell else finding
-
-
-def _finding(comparison: Comparison, pairing: Pairing, measure: str) -> str:
-    row = comparison.row(measure, pairing.cell, pairing.arm)
-    subject, name, base = f"{comparison.factor}={pairing.arm}", HEADLINES.get(measure, measure), comparison.baseline
-    if row is None:
-        return f"nothing can be said of {name} under {subject}: {_no_row(pairing)}."
-    of_base = f"{ratio(row.estimate)} times that of {base}"
-    if row.scale == "difference":
-        of_base = f"{amount(row.estimate, row)} from that of {base}"
-    if not row.replicated:
-        single = f" ({' and '.join(amount(value, row) for value in row.per_trial)})" if row.trials > 1 else ""
-        return f"{name} under {subject} was {of_base}{single}: {replication(row.trials)}, so it may be noise."
-    evidence = (
-        f"{comparison.confidence:.0%} interval {interval(row)}, {count(row.trials, 'trial')}"
-        f"{_left_out(row)}{_contract(pairing)}"
-    )
-    if row.verdict == "equivalent":
-        return f"{subject} left {name} within {comparison.margin:.0%} of {base} ({of_base}, {evidence})."
-    if row.verdict not in ("improves", "regresses"):
-        return f"we cannot tell whether {subject} changes {name} ({of_base}, {evidence})."
-    rises = row.estimate > (1 if row.scale == "ratio" else 0)
-    verb = "raised" if rises else "lowered"
-    if row.scale == "difference":
-        return f"{subject} {verb} {name} by {number(abs(row.estimate))} ({evidence})."
-    return f"{subject} {verb} {name} {'' if rises else 'to '}{ratio(row.estimate)} times ({evidence})."
-
-
-def claim_text(claim: Claim) -> str:
-    """`throughput_req_per_s higher than 1.5 times the baseline, where max_num_seqs=128`."""
-    where = f", where {cell_label(claim.cell)}" if claim.cell else ""
-    if claim.direction == "equivalent":
-        return f"{claim.measure} equivalent to the baseline{where}"
-    if claim.threshold is None:
-        return f"{claim.measure} {claim.direction} than the baseline{where}"
-    if scale_of(claim.measure) == "ratio":
-        return f"{claim.measure} {claim.direction} than {claim.threshold:g} times the baseline{where}"
-    return f"{claim.measure}, less the baseline's, {claim.direction} than {claim.threshold:g}{where}"
-
-
-def _head(comparison: Comparison) -> Iterator[str]:
+def _head(study: Study, comparison: Comparison) -> Iterator[str]:
     about = f": {comparison.factor}, against {comparison.baseline}" if comparison.factor else ""
     yield f"# {simulated(comparison)}{comparison.study}{about}"
     if "simulated" in comparison.kinds:
         yield "**These numbers come from a model of an engine, not from a measurement.**"
+    if study.search:
+        yield f"**Found: {study.search.found}.**"
     if not comparison.factor:
         yield "Nothing is compared: the study has a single arm. What it measured is below."
     else:
-        yield "\n".join(
-            f"- {sentence(comparison, pairing, measure)}"
+        findings = (
+            sentence(comparison, pairing, measure)
             for pairing in comparison.pairings
             for measure in (HEADLINES if len(comparison.pairings) == 1 else list(HEADLINES)[:1])
         )
+        yield "\n".join(f"- {text}" for text in [*findings, *http_costs(comparison)])
+    yield "\n".join(f"- {text}" for text in weaknesses(study))
 
 
 def _claims(answers: Sequence[Answer], comparison: Comparison) -> Iterator[str]:
@@ -138,7 +103,7 @@ def _claims(answers: Sequence[Answer], comparison: Comparison) -> Iterator[str]:
         f"Outcomes hold at a false discovery rate of {1 - comparison.confidence:.0%} over "
         f"{count(tested, 'claim')} tested."
     )
-    yield from _section("Claims", [_table(("claim", "answer", "why", "evidence", "q"), lines), note])
+    yield from section("Claims", [table(("claim", "answer", "why", "evidence", "q"), lines), note])
 
 
 def _evidence(rows: Sequence[Effect]) -> str:
@@ -178,7 +143,7 @@ def _sensitivity(comparison: Comparison) -> Iterator[str]:
         f"true ratio that this many trials find with {POWER:.0%} power, by the variance observed. Last: trials that a "
         f"true change of {comparison.margin:.0%} needs for the same."
     )
-    yield from _section("What this study can see", [_table(header, lines), note])
+    yield from section("What this study can see", [table(header, lines), note])
 
 
 def _requests(effects: Sequence[RequestEffect], comparison: Comparison) -> Iterator[str]:
@@ -202,7 +167,7 @@ def _requests(effects: Sequence[RequestEffect], comparison: Comparison) -> Itera
         "much the requests sent decide, not what another launch would bring, and no verdict rests on them."
     )
     header = ("cell", "arm", "latency", "statistic", f"ratio to {comparison.baseline}", "faster", "requests")
-    yield from _section("Single requests", [_table(header, lines), note])
+    yield from section("Single requests", [table(header, lines), note])
 
 
 def _questions(pairs: Sequence[PairAnswers], comparison: Comparison) -> Iterator[str]:
@@ -235,7 +200,7 @@ def _questions(pairs: Sequence[PairAnswers], comparison: Comparison) -> Iterator
         "test asks whether the questions that only one of the two gets right fall to either equally often; it is made "
         "for each pair by itself, not adjusted over pairs, and no verdict rests on it."
     )
-    yield from _section("Answers", [_table(header, lines), note, *_differing(pairs)])
+    yield from section("Answers", [table(header, lines), note, *_differing(pairs)])
 
 
 def _accuracy(right: int, n: int) -> str:
@@ -251,7 +216,7 @@ def _differing(pairs: Sequence[PairAnswers]) -> Iterator[str]:
             where = f"{pair.arm}, {cell_label(pair.cell)}, trial {pair.trial}"
             title = f"{where}: {count(len(names), 'question')} answered differently"
             listed = ", ".join(f"`{name}`" for name in names[:_MOST_NAMES])
-            yield f"<details><summary>{title}</summary>\n\n{listed}{rest}\n\n</details>"
+            yield folded(title, f"{listed}{rest}")
 
 
 def _every_measure(comparison: Comparison) -> Iterator[str]:
@@ -288,22 +253,35 @@ def _every_measure(comparison: Comparison) -> Iterator[str]:
             "verdict",
         )
         title = f"{comparison.factor}={pairing.arm}, {cell_label(pairing.cell)}"
-        yield f"<details><summary>{title}</summary>\n\n{_table(header, lines)}\n\n</details>"
+        yield folded(title, table(header, lines))
 
 
 def _runs(study: Study, comparison: Comparison) -> Iterator[str]:
-    planned, left_out = len(study.record.runs), len(comparison.excluded)
-    parts = [f"{planned} planned, {planned - left_out} used, {left_out} left out of every comparison."]
-    if comparison.excluded:
-        lines = [(one.run, one.kind, "; ".join(one.reasons)) for one in comparison.excluded]
-        parts.append(_table(("run", "is", "because"), lines))
+    planned = len(study.record.runs)
+    short = [one for one in comparison.excluded if one.kind == "refused"]
+    left_out = [one for one in comparison.excluded if one.kind != "refused"]
+    used = planned - len(comparison.excluded)
+    counted = [
+        f"{planned} planned, {used} used",
+        *([f"{len(short)} found too little memory to start"] if short else []),
+    ]
+    parts = [f"{', '.join(counted)}, {len(left_out)} left out of every comparison."]
+    if left_out:
+        lines = [(one.run, one.kind, "; ".join(one.reasons)) for one in left_out]
+        parts.append(table(("run", "is", "because"), lines))
+    if short:
+        parts.append("What memory there was for the KV cache of those that did not start:")
+        parts.append(table(("run", "found"), [(one.run, "; ".join(one.reasons)) for one in short]))
     refused = [
-        (cell_label(pairing.cell), pairing.arm, reason) for pairing in comparison.pairings for reason in pairing.refused
+        (cell_label(pairing.cell), pairing.arm, reason)
+        for pairing in comparison.pairings
+        for reason in pairing.refused
+        if pairing.shortage is None
     ]
     if refused:
         parts.append("Pairs that could not be formed:")
-        parts.append(_table(("cell", "arm", "because"), refused))
-    yield from _section("Runs", parts)
+        parts.append(table(("cell", "arm", "because"), refused))
+    yield from section("Runs", parts)
 
 
 def _method(comparison: Comparison) -> list[str]:
@@ -338,12 +316,9 @@ def _conditions(study: Study) -> list[str]:
             found.setdefault(key, {})[value] = None
     lines = [(key, _values(list(values))) for key, values in found.items()]
     if lines:
-        parts.append(
-            f"<details><summary>Hardware and software</summary>\n\n{_table(('what', 'value'), lines)}\n\n</details>"
-        )
+        parts.append(folded("Hardware and software", table(("what", "value"), lines)))
     hashes = dict.fromkeys((f"{cell_label(run.cell)}, trial {run.trial}", run.workload_sha256) for run in study.runs)
-    table = _table(("cell and trial", "SHA-256 of the requests sent"), list(hashes))
-    parts.append(f"<details><summary>Workloads</summary>\n\n{table}\n\n</details>")
+    parts.append(folded("Workloads", table(("cell and trial", "SHA-256 of the requests sent"), list(hashes))))
     return parts
 
 
@@ -374,43 +349,5 @@ def _q(row: Effect, value: float | None) -> str:
     return "-" if value is None else number(value, 2) if row.varies else "exact"
 
 
-def _left_out(row: Effect) -> str:
-    missing = row.planned_trials - row.trials
-    return f", {missing} of {row.planned_trials} left out" if missing else ""
-
-
-def _contract(pairing: Pairing) -> str:
-    """`, contract held in all` if the engine counted its hits in every round used and they were as they
-    must be."""
-    rounds = [one for pair in pairing.pairs for run in (pair.baseline, pair.treatment) for one in _valid_rounds(run)]
-    checked = [one for one in rounds if one.contract.get("observed_hit_tokens") is not None]
-    if checked and len(checked) == len(rounds) and all(one.contract.get("held") for one in checked):
-        return ", contract held in all"
-    return ", contract not checked" if not checked else ""
-
-
-def _valid_rounds(run: RunResult) -> Iterator[Any]:
-    return (one for one in run.rounds if one.valid)
-
-
-def _no_row(pairing: Pairing) -> str:
-    return pairing.refused[0] if pairing.refused else "no valid pair has it"
-
-
 def _unit(measure: str) -> str:
     return MEASURES[measure].unit if measure in MEASURES else ""
-
-
-def _section(title: str, parts: Sequence[str]) -> list[str]:
-    parts = [part for part in parts if part]
-    return [f"## {title}", *parts] if parts else []
-
-
-def _table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    rows = [header, ["---"] * len(header), *lines]
-    return "\n".join("| " + " | ".join(_cell(text) for text in row) + " |" for row in rows)
-
-
-def _cell(text: str) -> str:
-    """Text that stays in its cell: errors may hold line breaks and bars."""
-    return " ".join(text.replace("|", "\\|").split())

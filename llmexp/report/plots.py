@@ -1,9 +1,7 @@
-"""Figures of a study. Readable without colour: arms differ in marker, line style and hatch."""
+"""Figures of a study."""
 
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow.compute as pc
@@ -12,33 +10,31 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from llmexp.analyze.compare import Comparison, Effect, Level
-from llmexp.analyze.pairs import Cell, cell_label, place
+from llmexp.analyze.pairs import Cell, Pairing, cell_label, place
 from llmexp.analyze.requests import LATENCIES, latencies
 from llmexp.analyze.study import Study
-from llmexp.report.table import HEADLINES, LATENCY_NAMES, count, simulated
+from llmexp.report.pressure import pressure_plot
+from llmexp.report.search import search_plot
+from llmexp.report.style import (
+    RATIO_TICKS,
+    ROUND_TICKS,
+    VERDICT_MARKS,
+    Plot,
+    colour,
+    is_number,
+    line,
+    marked_axis,
+    marker,
+    titled,
+)
+from llmexp.report.table import HEADLINES, LATENCY_NAMES, count
 from llmexp.results import TRACE, RunResult
 
-COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#777777")
-LINES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 3)))
-MARKERS = ("o", "s", "^", "D", "v", "P")
-VERDICT_MARKS = {"improves": "^", "regresses": "v", "equivalent": "s", "inconclusive": "o"}
-RATIO_TICKS = (
-    *(0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 1, 1.02, 1.05),
-    *(1.1, 1.2, 1.3, 1.5, 1.75, 2, 2.5, 3, 4, 5, 7, 10, 20, 50, 100),
-)
-ROUND_TICKS = (0.01, 0.1, 0.2, 0.5, 1, 2, 5, 10, 100)  # kept first where there is no room for all
 MOST_CELLS = 8
+MOST_PANELS = 4
 MOST_REQUESTS = 128
 
-
-@dataclass(frozen=True)
-class Plot:
-    """A figure with the name of its file, its title and what its marks mean."""
-
-    name: str
-    title: str
-    caption: str
-    figure: Figure
+_T = TypeVar("_T")
 
 
 def plots(study: Study, comparison: Comparison) -> Iterator[Plot]:
@@ -54,10 +50,13 @@ def plots(study: Study, comparison: Comparison) -> Iterator[Plot]:
     if traced:
         yield latency_distributions(comparison, traced)
     key = numeric_key(study, comparison)
-    if key and any("throughput_req_per_s" in level.measures for level in comparison.levels):
+    if key and not study.search and any("throughput_req_per_s" in level.measures for level in comparison.levels):
         yield throughput_curve(study, comparison, key)
     if counted := _counted_hits(study, comparison.factor):
         yield hit_rates(comparison, counted)
+    for extra in (pressure_plot(study, comparison), search_plot(study, comparison)):
+        if extra is not None:
+            yield extra
     if traced:
         yield timeline(comparison, traced)
 
@@ -79,13 +78,10 @@ def effect_by_cell(comparison: Comparison) -> Plot:
         panel.axvspan(low, high, facecolor="none", edgecolor="0.75", hatch="///", linewidth=0)
         _ratio_axis(panel, min([low, *edges]), max([high, *edges]))
         panel.set_title(name if rows else f"{name}: no data", fontsize=10)
-        panel.set_xlabel(f"{comparison.factor}: ratio to {comparison.baseline}")
+        panel.set_xlabel(f"ratio to {comparison.baseline}")
         panel.grid(axis="x", color="0.9", linewidth=0.6)
         panel.set_axisbelow(True)
-    labels = [
-        f"{f'{pairing.arm}, ' if len(arms) > 1 else ''}{cell_label(pairing.cell)} (n={len(pairing.pairs)})"
-        for pairing in lines
-    ]
+    labels = [f"{_line_label(pairing, len(arms) > 1)} (n={len(pairing.pairs)})" for pairing in lines]
     panels[0].set_yticks(range(len(lines)), labels, fontsize=8)
     panels[0].set_ylim(len(lines) - 0.5, -0.5)
     sure = f"{comparison.confidence:.0%}"
@@ -94,8 +90,15 @@ def effect_by_cell(comparison: Comparison) -> Plot:
         f"Hatched: within {comparison.margin:.0%}, equivalent. Mark by verdict: up improves, down regresses, "
         "square equivalent, open circle inconclusive."
     )
-    title = f"Effect of {comparison.factor}={' and '.join(arms)} by cell"
-    return _plot("effect_by_cell", title, caption, comparison, figure)
+    which = f"={' and '.join(arms)}" if len(arms) < 4 else ""
+    title = f"Effect of {comparison.factor}{which} by cell"
+    return titled("effect_by_cell", title, caption, comparison, figure)
+
+
+def _line_label(pairing: Pairing, with_arm: bool) -> str:
+    """Arm and cell, as far as there is more than one of each."""
+    parts = [*([pairing.arm] if with_arm else []), *([cell_label(pairing.cell)] if pairing.cell else [])]
+    return ", ".join(parts) or cell_label(pairing.cell)
 
 
 def latency_distributions(comparison: Comparison, traced: Sequence[tuple[Level, Sequence[RunResult]]]) -> Plot:
@@ -113,13 +116,13 @@ def latency_distributions(comparison: Comparison, traced: Sequence[tuple[Level, 
                 style = arms.index(level.arm)
                 samples = [_completed(run, measure) for run in runs]
                 for sample in samples if len(samples) > 1 else []:
-                    panel.step(*_ecdf(sample), color=COLOURS[style], linewidth=0.5, alpha=0.35, where="post")
+                    panel.step(*_ecdf(sample), color=colour(style), linewidth=0.5, alpha=0.35, where="post")
                 pooled = np.concatenate(samples)
                 name = f"{_arm_label(comparison, level.arm)} ({len(pooled)} requests, {count(len(runs), 'trial')})"
                 panel.step(
                     *_ecdf(pooled),
-                    color=COLOURS[style],
-                    linestyle=LINES[style],
+                    color=colour(style),
+                    linestyle=line(style),
                     where="post",
                     label=name,
                     linewidth=1.6,
@@ -135,14 +138,14 @@ def latency_distributions(comparison: Comparison, traced: Sequence[tuple[Level, 
         "Thick: completed requests of all valid rounds and trials together; thin: single trials, which show how much "
         f"launches differ. Times count from when a request was due.{left_out}"
     )
-    return _plot("latency_distributions", "TTFT and e2e latency of every request", caption, comparison, figure)
+    return titled("latency_distributions", "TTFT and e2e latency of every request", caption, comparison, figure)
 
 
 def numeric_key(study: Study, comparison: Comparison) -> str | None:
     """The swept key that a throughput curve can run over: numbers, two or more; of cells rather than arms."""
     swept = study.swept
     keys = [key for key in swept if key != comparison.factor] + ([comparison.factor] if comparison.factor else [])
-    return next((key for key in keys if len(swept[key]) > 1 and all(map(_is_number, swept[key]))), None)
+    return next((key for key in keys if len(swept[key]) > 1 and all(map(is_number, swept[key]))), None)
 
 
 def throughput_curve(study: Study, comparison: Comparison, key: str) -> Plot:
@@ -172,19 +175,14 @@ def throughput_curve(study: Study, comparison: Comparison, key: str) -> Plot:
                 x,
                 mean,
                 yerr=spread,
-                color=COLOURS[style],
-                linestyle=LINES[style],
-                marker=MARKERS[style],
-                markerfacecolor="white" if style else COLOURS[style],
+                color=colour(style),
+                linestyle=line(style),
+                marker=marker(style),
+                markerfacecolor="white" if style else colour(style),
                 capsize=3,
                 label=f"{compare}={arm}",
             )
-        ticks = sorted({number for points in curves[label].values() for number, _ in points})
-        if min(ticks) > 0 and max(ticks) / min(ticks) >= 8:
-            panel.set_xscale("log", base=2)
-        panel.xaxis.set_major_locator(FixedLocator(ticks))
-        panel.xaxis.set_minor_locator(NullLocator())
-        panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        marked_axis(panel, [number for points in curves[label].values() for number, _ in points])
         panel.set_ylim(bottom=0)
         panel.set_xlabel(key)
         panel.set_ylabel("throughput (req/s)")
@@ -200,7 +198,7 @@ def throughput_curve(study: Study, comparison: Comparison, key: str) -> Plot:
         if trials > 1
         else "One trial: not replicated."
     )
-    return _plot("throughput_curve", f"Throughput against {key}", caption, comparison, figure)
+    return titled("throughput_curve", f"Throughput against {key}", caption, comparison, figure)
 
 
 def hit_rates(comparison: Comparison, counted: Mapping[tuple[str, bool], Sequence[tuple[float, float]]]) -> Plot:
@@ -219,10 +217,10 @@ def hit_rates(comparison: Comparison, counted: Mapping[tuple[str, bool], Sequenc
         panel.scatter(
             x,
             y,
-            marker=MARKERS[style] if held else "x",
+            marker=marker(style) if held else "x",
             s=70,
-            facecolors="none" if held else COLOURS[style],
-            edgecolors=COLOURS[style] if held else None,
+            facecolors="none" if held else colour(style),
+            edgecolors=colour(style) if held else None,
             label=f"{_arm_label(comparison, arm)}: {count(len(points), 'round')}{'' if held else ', contract broken'}",
         )
     panel.set_xlim(-0.04, 1.04)
@@ -236,13 +234,13 @@ def hit_rates(comparison: Comparison, counted: Mapping[tuple[str, bool], Sequenc
         "Share of queried prompt tokens, one mark a round, invalid rounds included. On the dotted line the cache did "
         "what the workload predicts; below it where capacity or order bound the hits."
     )
-    return _plot("hit_rates", "Prefix-cache hit rate, expected and observed", caption, comparison, figure)
+    return titled("hit_rates", "Prefix-cache hit rate, expected and observed", caption, comparison, figure)
 
 
 def timeline(comparison: Comparison, traced: Sequence[tuple[Level, Sequence[RunResult]]]) -> Plot:
     """Every request of one round as a bar from due to last token, one panel per arm of the first cell."""
     first = cell_label(traced[0][0].cell)
-    chosen = [(level, runs) for level, runs in traced if cell_label(level.cell) == first]
+    chosen = _spread([(level, runs) for level, runs in traced if cell_label(level.cell) == first], MOST_PANELS)
     common = set.intersection(*({run.trial for run in runs} for _, runs in chosen)) or {chosen[0][1][0].trial}
     trial = min(common)
     drawn = [
@@ -277,7 +275,7 @@ def timeline(comparison: Comparison, traced: Sequence[tuple[Level, Sequence[RunR
         f"First valid round of trial {trial}{cell}; {count(most, 'completed request')}"
         f"{', the first of the round' if most == MOST_REQUESTS else ''}. Hatched: waiting for the first token."
     )
-    return _plot("timeline", "Request timeline of a round", caption, comparison, figure)
+    return titled("timeline", "Request timeline of a round", caption, comparison, figure)
 
 
 def _counted_hits(study: Study, factor: str | None) -> dict[tuple[str, bool], list[tuple[float, float]]]:
@@ -348,6 +346,13 @@ def _ecdf(sample: Any) -> tuple[Any, Any]:
     return np.concatenate([values[:1], values[kept]]), np.concatenate([[0], share[kept]])
 
 
+def _spread(items: Sequence[_T], most: int) -> Sequence[_T]:
+    """At most so many of the items, from the first to the last."""
+    if len(items) <= most:
+        return items
+    return [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)]
+
+
 def _cells(levels: Iterator[Level]) -> Mapping[str, Cell]:
     return {cell_label(level.cell): level.cell for level in levels}
 
@@ -360,20 +365,3 @@ def _arms(comparison: Comparison) -> list[str]:
 
 def _arm_label(comparison: Comparison, arm: str) -> str:
     return f"{comparison.factor}={arm}" if comparison.factor else "all runs"
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
-
-
-def _plot(name: str, title: str, caption: str, comparison: Comparison, figure: Figure) -> Plot:
-    """Puts the title, with the mark of simulated data, above and the caption below the figure."""
-    marked = f"{simulated(comparison)}{title}"
-    width = figure.get_size_inches()[0]
-    figure.suptitle(f"{marked} ({comparison.study})", fontsize=11)
-    figure.supxlabel("\n".join(textwrap.wrap(caption, int(width * 15))), fontsize=7.5, x=0.01, ha="left")
-    return Plot(name, marked, caption, figure)

@@ -43,6 +43,15 @@ def interval(effect: Effect) -> str:
     return f"{amount(effect.low, effect)} to {amount(effect.high, effect)}" if effect.replicated else "-"
 
 
+def in_words(effect: Effect | None) -> str:
+    """An effect with its interval and verdict, a line each; `-` for None."""
+    if effect is None:
+        return "-"
+    if not effect.replicated:
+        return ratio(effect.estimate)
+    return f"{ratio(effect.estimate)}\n{interval(effect)}\n{effect.verdict}"
+
+
 def replication(trials: int) -> str:
     """What a number of pairs keeps one from saying; nothing where they suffice."""
     return {0: "no valid pair", 1: "not replicated", 2: "no interval below 3 trials"}.get(trials, "")
@@ -105,8 +114,13 @@ def caption(comparison: Comparison) -> str:
             f"Verdicts: {comparison.tested} comparisons at a false discovery rate of "
             f"{1 - comparison.confidence:.0%}; equivalent: within {comparison.margin:.0%}."
         )
-    if comparison.excluded:
-        parts.append(f"{count(len(comparison.excluded), 'run')} left out as failed, invalid or missing.")
+    short = sum(one.kind == "refused" for one in comparison.excluded)
+    if short:
+        parts.append(f"{count(short, 'run')} did not start for lack of memory.")
+    if left_out := len(comparison.excluded) - short:
+        parts.append(f"{count(left_out, 'run')} left out as failed, invalid or missing.")
+    if comparison.throttled:
+        parts.append(f"{count(len(comparison.throttled), 'run')} throttled: heat or a fault slowed a GPU.")
     return " ".join(parts)
 
 
@@ -129,11 +143,11 @@ def _pair_row(comparison: Comparison, pairing: Pairing) -> tuple[str, ...]:
     levels = [comparison.level(pairing.cell, arm) for arm in (comparison.baseline, pairing.arm)]
     hits = " → ".join(_rate(level) for level in levels)
     valid = f"{len(pairing.pairs)}/{pairing.planned}"
-    note = replication(len(pairing.pairs))
+    note = "does not start" if pairing.shortage else replication(len(pairing.pairs))
     return (
         _lines(pairing),
         f"{comparison.baseline} → {pairing.arm}",
-        *(_effect(effect) for effect in effects),
+        *(in_words(effect) for effect in effects),
         hits,
         f"{valid}\n{note}" if note else valid,
     )
@@ -146,11 +160,3 @@ def _lines(place: Level | Pairing) -> str:
 def _rate(level: Level | None) -> str:
     rate = level.mean(HIT_RATE) if level else None
     return "-" if rate is None else f"{rate:.2f}"
-
-
-def _effect(effect: Effect | None) -> str:
-    if effect is None:
-        return "-"
-    if not effect.replicated:
-        return ratio(effect.estimate)
-    return f"{ratio(effect.estimate)}\n{interval(effect)}\n{effect.verdict}"

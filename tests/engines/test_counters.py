@@ -66,7 +66,7 @@ def test_anything_else_is_refused(text: str) -> None:
 def test_measures_of_a_round() -> None:
     before, _ = parse(page(queries=900, hits=512))
     after, _ = parse(page(queries=1900, hits=1262, fast=3, slow=1, seconds=0.8))
-    gauges = [(0.1, 0.0), (0.7, 4.0), (None, None), (0.3, 2.0)]
+    gauges = [(0.1, 0.0), (0.7, 4.0), (None, None), (0.3, 2.0), (0.3, 3.0), (0.3, 3.0), (0.3, 3.0)]
     samples = [{"kv_usage": usage, "requests_running": running} for usage, running in gauges]
     measures, percentiles = engine_measures(after.since(before), samples)
     assert measures == {

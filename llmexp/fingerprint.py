@@ -24,14 +24,16 @@ def asked(settings: Mapping[str, Any], model: Model, workload_sha256: str) -> di
 
 
 def conditions(environment: Mapping[str, Any]) -> dict[str, Any]:
-    """What it is measured on, of a machine's `environment`."""
+    """What it is measured on, of a machine's `environment`; what that does not hold is None."""
+    gpus = environment.get("gpus", ())
     return {
         "hardware": {
-            "cpu": environment["cpu"],
-            "cpu_cores": environment["cpu_cores"],
-            "gpus": [gpu["name"] for gpu in environment["gpus"]],
+            "cpu": environment.get("cpu"),
+            "cpu_cores": environment.get("cpu_cores"),
+            "gpus": [gpu["name"] for gpu in gpus],
+            "drivers": sorted({gpu.get("driver") for gpu in gpus}),
         },
-        "versions": {name: version for name, version in environment["versions"].items() if name in _VERSIONS},
+        "versions": {name: each for name, each in environment.get("versions", {}).items() if name in _VERSIONS},
     }
 
 

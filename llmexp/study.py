@@ -19,7 +19,7 @@ from llmexp.errors import ConfigError, LlmexpError, ResultError
 from llmexp.plan import Design
 from llmexp.prepare import Preparation, prepare, timestamp
 from llmexp.progress import console
-from llmexp.results import PlannedRun, RunResult, StudyRecord
+from llmexp.results import PlannedRun, RunResult, SearchRecord, StudyRecord
 from llmexp.resume import alone, is_done
 from llmexp.schema.config import Config
 from llmexp.schema.study import StudyConfig
@@ -133,7 +133,8 @@ def _with_ends(taken: plan.Sweep, study: StudyConfig) -> tuple[dict[str, tuple[s
     if study.search == "saturation" and others:
         raise ConfigError(f"study.search=saturation: {others[0]} is swept as well; give it one value")
     if study.compare not in others:
-        study = study.model_copy(update={"compare": key, "baseline": None})
+        baseline = str(study.search_high) if study.search == "floor" else None  # the smallest may not start
+        study = study.model_copy(update={"compare": key, "baseline": baseline})
     return {**taken.swept, key: (str(study.search_low), str(study.search_high))}, study
 
 
@@ -146,7 +147,7 @@ def _search(
 
     def runs_at(value: search.Value) -> list[RunResult]:
         tried[str(value)] = None
-        jobs, failures = made(tuple(tried))
+        jobs, failures = made(tuple(sorted(tried, key=float)))
         if failures:
             raise StudyFailedError(failures[0])
         fresh = [job.planned.name for job in jobs if job.planned.name not in known]
@@ -176,9 +177,12 @@ def _search(
     except StudyFailedError as failure:
         return [str(failure)]
     said = search.sentence(found, str(study.search_key))
-    (folder / results.SEARCH).write_text(json.dumps({"found": said, **asdict(found)}, indent=2))
+    values = {name: value for name, value in asdict(found).items() if name != "points"}  # the runs have those
+    record = SearchRecord(kind=study.search, key=str(study.search_key), found=said, **values)
+    results.save_search(record, folder)
     console.print(said, highlight=False)
     return []
+    assert study.search is not None
 
 
 def _conclude(shared: Config, folder: Path, tracked: tracking.TrackedRun | None, status: str) -> "Study":

@@ -36,7 +36,7 @@ def store_uri(config: TrackingConfig) -> str:
 
 def ui_command(config: TrackingConfig) -> str:
     """The shell command that shows this store in a browser."""
-    if config.uri:
+    if config.uri and not config.uri.startswith("sqlite:"):
         return f"open {config.uri}"
     return f"mlflow ui --backend-store-uri {store_uri(config)}"
 

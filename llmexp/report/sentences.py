@@ -55,18 +55,17 @@ def http_costs(comparison: Comparison) -> Iterator[str]:
         turned = arms[0] == "vllm_server"
         low, high = (row.high, row.low) if turned else (row.low, row.high)
         kept, low, high = (1 / value if turned and value else value for value in (row.estimate, low, high))
-        cost = f"{1 - (kept or 1):.0%}"
+        cost = _percent(1 - (kept or 1))
         if low is None or high is None:
-            found = f"{cost} of the throughput ({replication(row.trials)})"
+            found = f"HTTP costs {cost} of the throughput ({replication(row.trials)})"
         else:
-            evidence = (
-                f"{comparison.confidence:.0%} interval {1 - high:.0%} to {1 - low:.0%}, {count(row.trials, 'trial')}"
-            )
-            found = f"{cost} of the throughput ({evidence})"
+            ends = f"{_percent(1 - high)} to {_percent(1 - low)}"
+            evidence = f"{comparison.confidence:.0%} interval {ends}, {count(row.trials, 'trial')}"
+            found = f"HTTP costs {cost} of the throughput ({evidence})"
             if row.verdict == "equivalent":
-                found = f"no throughput beyond the margin of {comparison.margin:.0%} ({cost}, {evidence})"
+                found = f"HTTP costs no throughput beyond the margin of {comparison.margin:.0%} ({cost}, {evidence})"
             elif row.verdict == "inconclusive":
-                found = f"throughput of which this study cannot tell whether it is any ({cost}, {evidence})"
+                found = f"whether HTTP costs throughput cannot be told ({cost}, {evidence})"
         waits = [
             f"{served - direct:+.1f} ms of {name} ({number(served)} served, {number(direct)} by AsyncLLM)"
             for name, measure in (("TTFT", "ttft_ms_p50"), ("e2e latency", "e2e_ms_p50"))
@@ -74,7 +73,11 @@ def http_costs(comparison: Comparison) -> Iterator[str]:
             for served, direct in [_served_and_direct(latency, turned)]
         ]
         where = f"{cell_label(pairing.cell)}: " if pairing.cell else ""
-        yield f"{where}HTTP costs {found}" + (f", and at the median {' and '.join(waits)}." if waits else ".")
+        yield f"{where}{found}" + (f", and at the median {' and '.join(waits)}." if waits else ".")
+
+
+def _percent(share: float) -> str:
+    return f"{round(100 * share)}%"
 
 
 def _served_and_direct(row: Effect, turned: bool) -> tuple[float, float]:

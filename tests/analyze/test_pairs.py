@@ -126,3 +126,37 @@ def test_values_that_are_no_numbers_are_no_values(tmp_path: Path) -> None:
     one = run.rounds[0].model_copy(update={"measures": {"tpot_ms_mean": float("nan")}, "percentiles": {"x": absent}})
     bare = run.model_copy(update={"rounds": (one,), "measures": {}, "percentiles": {}})
     assert measure_values(bare) == {}
+
+
+GPU = {"name": "NVIDIA H200", "driver": "570.1"}
+HERE = {"cpu": "x", "cpu_cores": 8, "gpus": [GPU], "versions": {"vllm": "0.24.0", "llmexp": "0.1"}}
+
+
+@pytest.mark.parametrize(
+    ("there", "difference"),
+    [
+        ({"gpus": [{**GPU, "name": "NVIDIA L4"}]}, "hardware.gpus"),
+        ({"gpus": [{**GPU, "driver": "550.2"}]}, "hardware.drivers"),
+        ({"versions": {"vllm": "0.32.0", "llmexp": "0.1"}}, "versions.vllm: 0.24.0 -> 0.32.0"),
+        ({"versions": {"vllm": "0.24.0", "llmexp": "0.2"}}, "versions.llmexp: 0.1 -> 0.2"),
+    ],
+)
+def test_runs_made_on_other_hardware_or_software_are_no_pair(
+    tmp_path: Path, there: dict[str, object], difference: str
+) -> None:
+    record = make_study(tmp_path / "s", trials=2, requests=8)
+    for plan in record.runs:
+        elsewhere = (plan.arm, plan.trial) == ("on", 1)
+        change(tmp_path / "s" / plan.name, environment=HERE | there if elsewhere else HERE)
+    (pairing,) = load_study(tmp_path / "s").compare().pairings
+    assert [pair.trial for pair in pairing.pairs] == [0]
+    assert difference in pairing.refused[0]
+
+
+def test_what_a_factor_stands_for_is_its_effect(tmp_path: Path) -> None:
+    record = make_study(tmp_path / "s", compare="engine.python", trials=1, requests=8)
+    newer = HERE | {"versions": {"vllm": "0.32.0", "llmexp": "0.1"}}
+    for plan in record.runs:
+        change(tmp_path / "s" / plan.name, environment=newer if plan.arm == "on" else HERE)
+    (pairing,) = load_study(tmp_path / "s").compare().pairings
+    assert len(pairing.pairs) == 1

@@ -7,8 +7,9 @@ from llmexp.analyze.compare import Comparison, Level
 from llmexp.analyze.pairs import cell_label, shortage
 from llmexp.analyze.study import Study
 from llmexp.report.blocks import filled, section
-from llmexp.report.table import count, number, ratio
+from llmexp.report.table import number, ratio
 from llmexp.results import RunResult
+from llmexp.words import count
 
 KV_BUDGETS = ("kv.gpu_memory_utilization", "kv.num_blocks", "kv.cache_memory_bytes")
 

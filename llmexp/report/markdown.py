@@ -25,7 +25,6 @@ from llmexp.report.table import (
     LATENCY_NAMES,
     amount,
     caption,
-    count,
     interval,
     number,
     ratio,
@@ -33,6 +32,7 @@ from llmexp.report.table import (
     to_markdown,
 )
 from llmexp.report.tensor_parallel import tensor_parallel_section
+from llmexp.words import count
 
 _MOST_NAMES = 100  # of questions; all of them stand in report.json
 

@@ -27,8 +27,9 @@ from llmexp.report.style import (
     marker,
     titled,
 )
-from llmexp.report.table import HEADLINES, LATENCY_NAMES, count
+from llmexp.report.table import HEADLINES, LATENCY_NAMES
 from llmexp.results import TRACE, RunResult
+from llmexp.words import count
 
 MOST_CELLS = 8
 MOST_PANELS = 4

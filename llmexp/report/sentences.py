@@ -5,9 +5,10 @@ from typing import Any
 
 from llmexp.analyze.compare import Comparison, Effect, scale_of
 from llmexp.analyze.pairs import Pairing, cell_label
-from llmexp.report.table import HEADLINES, amount, count, interval, number, ratio, replication
+from llmexp.report.table import HEADLINES, amount, interval, number, ratio, replication
 from llmexp.results import RunResult
 from llmexp.schema.study import Claim
+from llmexp.words import count
 
 
 def sentence(comparison: Comparison, pairing: Pairing, measure: str) -> str:

@@ -8,6 +8,7 @@ from rich.text import Text
 
 from llmexp.analyze.compare import Comparison, Effect, Level
 from llmexp.analyze.pairs import Pairing, cell_label
+from llmexp.words import count
 
 HEADLINES = {"throughput_req_per_s": "throughput", "ttft_ms_p50": "TTFT p50", "e2e_ms_p95": "e2e p95"}
 UNITS = {"throughput_req_per_s": "req/s", "ttft_ms_p50": "ms", "e2e_ms_p95": "ms"}
@@ -55,11 +56,6 @@ def in_words(effect: Effect | None) -> str:
 def replication(trials: int) -> str:
     """What a number of pairs keeps one from saying; nothing where they suffice."""
     return {0: "no valid pair", 1: "not replicated", 2: "no interval below 3 trials"}.get(trials, "")
-
-
-def count(n: int, noun: str) -> str:
-    """`1 trial`, `2 trials`."""
-    return f"{n} {noun}{'' if n == 1 else 's'}"
 
 
 def simulated(comparison: Comparison) -> str:

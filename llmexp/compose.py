@@ -1,5 +1,6 @@
 """From command-line overrides to a config: where conf/ is, what `gpu=auto` means, and errors in plain words."""
 
+import errno
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -7,9 +8,9 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from llmexp import hardware
+from llmexp import hardware, secrets
 from llmexp.errors import ConfigError
-from llmexp.schema.config import Config, keys, nearest, register_defaults, validate
+from llmexp.schema.config import Config, nearest, no_such_key, register_defaults, validate
 
 
 def conf_dir() -> Path:
@@ -36,7 +37,15 @@ def compose(overrides: Sequence[str]) -> Config:
 
 
 def open_keys(overrides: Sequence[str]) -> list[str]:
-    """Lets `engine.args.NAME=` and `engine.env.NAME=` add keys, which Hydra asks a `+` for."""
+    """Lets `engine.args.NAME=` and `engine.env.NAME=` add keys, which Hydra asks a `+` for.
+
+    Raises ConfigError for a key that holds a secret, before anybody can quote it, and for a list of a group's files.
+    """
+    if reason := secrets.in_overrides(overrides):
+        raise ConfigError(reason)
+    for override in overrides:
+        if (several := re.match(r"(\w+)=(\[.*)", override)) and (conf_dir() / several[1]).is_dir():
+            raise ConfigError(f"{several[1]}: got {several[2]}, a list; a group takes one name (-m makes a study)")
     return [re.sub(r"^(?=engine\.(args|env)\.)", "++", override) for override in overrides]
 
 
@@ -74,16 +83,20 @@ def plain_words() -> Iterator[None]:
         OverrideParseException,
     )
     from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
 
     try:
         yield
     except MissingConfigException as error:
         if not error.missing_cfg_file:
             raise ConfigError(str(error)) from None
-        group, _, value = error.missing_cfg_file.rpartition("/")
+        group, _, value = error.missing_cfg_file.partition("/")
+        if not (conf_dir() / group).is_dir():  # one of Hydra's own
+            group, _, value = error.missing_cfg_file.rpartition("/")
         options = [str(option) for option in error.options or ()]
+        path = f"; any other is model.path={value if '/' in value else 'OWNER/' + value}" if group == "model" else ""
         raise ConfigError(
-            f"{group}: got {value!r}; accepted is {', '.join(options)}{nearest(value, options)}"
+            f"{group}: got {value!r}; accepted is {', '.join(options)}{nearest(value, options) or path}"
         ) from None
     except ConfigCompositionException as error:
         unknown = re.search(r"Could not override '([^']+)'", str(error))
@@ -91,7 +104,7 @@ def plain_words() -> Iterator[None]:
         if several := re.search(r"Ambiguous value for argument '([^=]+)=(.*)'", str(error)):
             raise ConfigError(f"{several[1]}: got {several[2]}, several values; -m makes a study of them") from None
         if unknown and not (isinstance(cause, OmegaConfBaseException) and "not in struct" not in str(cause)):
-            raise ConfigError(f"{unknown[1]}: no such key{nearest(unknown[1], list(keys()))}") from None
+            raise ConfigError(f"{unknown[1]}: {no_such_key(unknown[1])}") from None
         raise ConfigError(f"{error} {cause or ''}".strip()) from None
     except OverrideParseException as error:
         raise ConfigError(
@@ -99,6 +112,12 @@ def plain_words() -> Iterator[None]:
         ) from None
     except HydraException as error:
         raise ConfigError(str(error)) from None
+    except YAMLError as error:
+        raise ConfigError(f"a file of the config is not plain YAML: {error}") from None
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        raise ConfigError(f"no file of the config has so long a name: {error.filename}") from None
     except ValueError as error:
         if "Config group override" not in str(error):
             raise

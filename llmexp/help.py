@@ -38,7 +38,7 @@ def print_help() -> None:
     console.print(groups)
     keys = Table(title="Keys: KEY=VALUE", title_justify="left", box=box.SIMPLE_HEAD)
     for column in ("key", "default", "meaning"):
-        keys.add_column(column, style="bold" if column == "key" else "")
+        keys.add_column(column, style="bold" if column == "key" else "", no_wrap=column == "key")
     for key, default, meaning in _rows(Config, ""):
         keys.add_row(key, default, meaning)
     console.print(keys)

@@ -2,6 +2,7 @@
 
 import hashlib
 import itertools
+import math
 import random
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
 
 _OF_THE_STUDY = ("seed", "study", "tracking", "runs_dir", "run")
+_MOST_RUNS = 10_000
 _LONGEST_NAME = 200  # of a folder; file systems take 255 bytes
 
 
@@ -57,7 +59,12 @@ def take_apart(overrides: Sequence["Override"]) -> Sweep:
             hint = ": each trial has a seed of its own, see study.trials" if key == "seed" else ""
             raise ConfigError(f"{key}: cannot be swept{hint}")
         elif override.is_discrete_sweep():
-            swept[key] = tuple(dict.fromkeys(override.sweep_string_iterator()))
+            values = tuple(dict.fromkeys(itertools.islice(override.sweep_string_iterator(), _MOST_RUNS + 1)))
+            if not values:
+                raise ConfigError(f"{key}: no values; give them as in {key}=1,2,3 (a glob takes the files of a group)")
+            if len(values) > _MOST_RUNS:
+                raise ConfigError(f"{key}: more than {_MOST_RUNS} values")
+            swept[key] = values
         else:
             raise ConfigError(f"{key}: an interval has no list of values; give the values, as in {key}=1,2,3")
     return Sweep(swept, tuple(open_keys(list(shared.values()))))
@@ -67,11 +74,15 @@ def design(swept: Mapping[str, tuple[str, ...]], study: StudyConfig) -> Design:
     """The design of a study: what is swept, compared and repeated.
 
     `study.cells` replaces the product of the keys that are not compared.
-    Raises ConfigError if the compared key is not swept, the baseline is no arm, or two runs have one name.
+    Raises ConfigError if the compared key is not swept, the baseline is no arm, two runs have one name, or there are
+    too many.
     """
     compare, baseline = choose_arms(study.compare, study.baseline, swept)
     arms = swept[compare] if compare else ("",)
     others = {key: values for key, values in swept.items() if key != compare}
+    runs = math.prod(map(len, swept.values())) * len(study.cells or ((),)) * study.trials
+    if runs > _MOST_RUNS:
+        raise ConfigError(f"study: {runs} runs in all; {_MOST_RUNS} are the most")
     cells = tuple(dict(zip(others, values, strict=True)) for values in itertools.product(*others.values()))
     if study.cells:
         clash = sorted({key for cell in study.cells for key in cell} & swept.keys())

@@ -32,6 +32,29 @@ TINY = ["model=tiny_random", "gpu=cpu", "tracking=off"]
         ("run.name=.", ["run.name", "'.'"]),
         ("seed=99999999999999999999", ["seed", "less than"]),
         ("load.concurrency=${nope}", ["load.concurrency", "nope"]),
+        ("max_num_seqs=true", ["max_num_seqs: got True; accepted is an integer"]),
+        ("max_num_seqs=[1,2]", ["max_num_seqs: got [1, 2]; accepted is an integer"]),
+        ("max_num_seqs=1000000", ["max_num_seqs: got 1000000", "65536"]),
+        ("study.trials=1001", ["study.trials: got 1001", "1000"]),
+        ("rounds=1000000", ["rounds: got 1000000", "100000"]),
+        ("workload.num_requests=1000000000", ["workload.num_requests", "10000000"]),
+        ("max_num_seqs=1k", ["max_num_seqs: got '1k'; accepted is an integer, written out: 1000"]),
+        ("kv.cache_memory_bytes=4GiB", ["kv.cache_memory_bytes: got '4GiB'", "written out: 4294967296"]),
+        ("kv.gpu_memory_utilization=5%", ["kv.gpu_memory_utilization: got '5%'", "written out: 0.05"]),
+        ("client.workers=0", ["client.workers: got 0; accepted is greater than 0, or 'auto'"]),
+        ("workload.suffix_tokens=0", ["workload.suffix_tokens: got 0; accepted is greater than 0"]),
+        ("workload.suffix_tokens={distribution:uniform,min:1}", ["workload.suffix_tokens.max: it needs to be set"]),
+        ("engine.url=http://host", ["engine.url: no key of this engine; it is one of the kind endpoint"]),
+        ("workload.turns=3", ["workload.turns: no key of this workload; it is one of the kind multi_turn"]),
+        ("workload={a:1}", ["workload: it takes the name of a file"]),
+        ("cache=[on,off]", ["cache: got [on,off], a list"]),
+        ("model=gpt2", ["model: got 'gpt2'", "model.path=OWNER/gpt2"]),
+        ("model=openai/gpt2", ["model: got 'openai/gpt2'", "model.path=openai/gpt2"]),
+        ("model=../gpu/cpu", ["model.device: no such key"]),
+        ("runs_dir=", ["runs_dir: got ''; accepted is text of at least 1 character"]),
+        ("tracking.dir=''", ["tracking.dir: got ''"]),
+        ("engine.env.X=true", ["engine.env.X: got True; accepted is a string"]),
+        ("engine.sample_interval_s=1e-300", ["engine.sample_interval_s", "0.01"]),
     ],
 )
 def test_a_wrong_value_is_named_with_what_is_accepted(override: str, expected: list[str]) -> None:
@@ -130,6 +153,44 @@ def test_on_and_off_are_words_not_booleans() -> None:
     for name in ("on", "off"):
         assert yaml.safe_load((conf_dir() / "cache" / f"{name}.yaml").read_text())["name"] == name
         assert compose([*TINY, f"cache={name}"]).cache.name == name
+
+
+def test_what_was_found_is_shown_cut(tmp_path: Path) -> None:
+    for override in (f"max_num_seqs={'a' * 10_000}", f"gpu={'b' * 10_000}", f"{'c' * 10_000}=1", f"x{'=' * 9999}"):
+        with pytest.raises(ConfigError) as error:
+            compose([*TINY, override])
+        assert len(str(error.value)) < 3000
+
+
+def test_a_number_is_a_fine_variable_of_the_engine() -> None:
+    assert compose([*TINY, "engine.env.OMP_NUM_THREADS=2"]).engine.env == {"OMP_NUM_THREADS": "2"}
+
+
+@pytest.mark.parametrize(
+    ("swept", "expected"),
+    [
+        ("max_num_seqs=glob(*)", "max_num_seqs: no values"),
+        ("max_num_seqs=range(1,100000000)", "max_num_seqs: more than 10000 values"),
+        ("max_num_seqs=range(1,5000) rounds=1,2,3", "study: 14997 runs in all"),
+    ],
+)
+def test_a_sweep_without_an_end_is_refused(swept: str, expected: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "llmexp", "-m", *TINY, f"runs_dir={tmp_path}", *swept.split()]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert expected in done.stderr and "Traceback" not in done.stderr
+
+
+def test_python_in_yaml_is_not_run(tmp_path: Path) -> None:
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "evil.yaml").write_text(
+        f"# @package _global_\narm: !!python/object/apply:os.mkdir ['{tmp_path}/made']\n"
+    )
+    command = [sys.executable, "-m", "llmexp", "--config-dir", str(tmp_path), "+experiment=evil", *TINY]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "evil.yaml" in done.stderr and "Traceback" not in done.stderr
+    assert not (tmp_path / "made").exists()
 
 
 def test_engine_arguments_need_no_plus() -> None:

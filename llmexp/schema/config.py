@@ -2,7 +2,8 @@
 
 import difflib
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, get_args
 
 from omegaconf import DictConfig, OmegaConf
@@ -17,10 +18,11 @@ from pydantic import (
     model_validator,
 )
 
+from llmexp import secrets
 from llmexp.errors import ConfigError
 from llmexp.schema.engine import CacheConfig, EngineConfig, GpuConfig, KvConfig, ModelConfig, SchedulerConfig
 from llmexp.schema.load import ClientConfig, LoadConfig, SloConfig
-from llmexp.schema.section import FOLDER_NAME, Section
+from llmexp.schema.section import FOLDER_NAME, InFlight, Section
 from llmexp.schema.study import StudyConfig
 from llmexp.schema.workloads import WorkloadConfig
 
@@ -39,7 +41,7 @@ class TrackingConfig(Section):
 
     enabled: bool = True
     uri: str | None = Field(default=None, description="a tracking server; null: a SQLite store under `dir`")
-    dir: str = Field(default="mlruns", description="folder of the SQLite store and its artifacts")
+    dir: str = Field(default="mlruns", min_length=1, description="folder of the SQLite store and its artifacts")
     experiment: str = Field(default="llmexp", min_length=1, description="MLflow experiment")
 
 
@@ -77,11 +79,11 @@ class Config(Section):
     study: StudyConfig
     tracking: TrackingConfig
     run: RunPlace
-    max_num_seqs: PositiveInt = Field(description="most requests that the engine runs at once")
-    rounds: PositiveInt = Field(description="replays of the workload in a run, each from an empty cache")
+    max_num_seqs: InFlight = Field(description="most requests that the engine runs at once")
+    rounds: PositiveInt = Field(le=100_000, description="replays of the workload in a run, each from an empty cache")
     reset_cache: bool = Field(default=True, description="empty the prefix cache before each round; false voids the run")
     seed: int = Field(default=0, ge=0, lt=2**32, description="seed of workload, arrivals and engine")
-    runs_dir: str = Field(default="runs", description="folder that receives studies and runs")
+    runs_dir: str = Field(default="runs", min_length=1, description="folder that receives studies and runs")
     arm: str | None = Field(default=None, description="free label, to compare runs that are otherwise equal")
 
     @model_validator(mode="after")
@@ -125,38 +127,91 @@ def validate(composed: DictConfig) -> Config:
         raise ConfigError(f"{key}: this choice of {key.partition('.')[0]} needs it set") from None
     except OmegaConfBaseException as error:
         raise ConfigError(f"{error.full_key or 'config'}: {str(error).splitlines()[0]}") from None
+    if reason := secrets.in_settings(values):
+        raise ConfigError(reason)
     try:
         return Config.model_validate(values)
     except ValidationError as error:
         raise ConfigError("\n".join(_explained(error, values))) from None
 
 
+_WORDED = ("value_error", "extra_forbidden", "missing")  # kinds of errors that name no accepted value
+_SHOWN_CHARACTERS = 80
+_UNITS = {"%": 0.01, "k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9, "t": 1e12, "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12}
+_UNITS |= {f"{letter}{end}": 1024.0**power for power, letter in enumerate("kmgt", 1) for end in ("i", "ib")}
+
+
 def _explained(error: ValidationError, values: Any) -> list[str]:
-    """A line an error, plain keys first; a key that only passes on another's wrong value is left out."""
-    found = sorted(error.errors(), key=lambda item: len(item["loc"]))
-    lines: dict[tuple[str, str], str] = {}
-    for item in found:
-        lines.setdefault((repr(item["input"]), item["msg"]), _explain(item, values))
+    """A line a key, plain keys first; a key that only passes on another's wrong value is left out."""
+    first: dict[tuple[str, str], str] = {}
+    lines: dict[str, str] = {}
+    for item in sorted(error.errors(), key=lambda item: len(item["loc"])):
+        key = _key(item, values)
+        if first.setdefault((repr(item["input"]), item["msg"]), key) != key:
+            continue
+        if key in lines and item["type"] not in _WORDED:  # what another member of a union accepts
+            lines[key] += f", or {_accepted(item)}"
+        else:
+            lines.setdefault(key, _line(key, item))
     return list(lines.values())
 
 
-def _explain(error: Any, values: Any) -> str:
-    location = list(error["loc"])
-    # In a union the kind stands in the location as an element of its own, which users do not write.
-    if len(location) > 2 and values[location[0]].get("kind") == location[1]:
-        del location[1]
-    key = ".".join(str(part) for part in location) or "config"
+def _key(error: Any, values: Any) -> str:
+    """The dotted key of an error, without the names of a union's members, which users do not write."""
+    parts = []
+    for i, part in enumerate(error["loc"]):
+        inside = part in values if isinstance(values, Mapping) else isinstance(values, list) and isinstance(part, int)
+        if inside:
+            values = values[part]
+        if inside or (error["type"] == "missing" and i == len(error["loc"]) - 1):
+            parts.append(str(part))
+    return ".".join(parts) or "config"
+
+
+def _line(key: str, error: Any) -> str:
     if error["type"] == "value_error":
         return str(error["ctx"]["error"])
     if error["type"] == "extra_forbidden":
-        return f"{key}: no such key{nearest(key, list(keys()))}"
-    accepted = (
-        error["msg"]
-        .replace("Input should be", "accepted is")
-        .replace("a valid integer", "an integer")
-        .replace("a valid ", "a ")
-    )
-    return f"{key}: got {error['input']!r}; {accepted}"
+        return f"{key}: {no_such_key(key)}"
+    if error["type"] == "missing":
+        return f"{key}: it needs to be set"
+    got = repr(error["input"])
+    if len(got) > _SHOWN_CHARACTERS:
+        got = f"{got[:_SHOWN_CHARACTERS]}… ({len(got)} characters)"
+    return f"{key}: got {got}; accepted is {_accepted(error)}{_without_unit(error)}"
+
+
+def _accepted(error: Any) -> str:
+    text = str(error["msg"]).removeprefix("Input should be ").partition(", unable to parse")[0]
+    text = text.replace("String should have", "text of").replace("String should match pattern", "text of the pattern")
+    return text.replace("a valid integer", "an integer").replace("a valid ", "a ")
+
+
+def _without_unit(error: Any) -> str:
+    """A hint for a number with a unit, such as 1k, 4GiB or 5%."""
+    found = re.fullmatch(r"(\d+\.?\d*|\.\d+)\s*([A-Za-z%]+)", str(error["input"]))
+    if not found or not error["type"].startswith(("int_", "float_")) or found[2].lower() not in _UNITS:
+        return ""
+    return f", written out: {float(found[1]) * _UNITS[found[2].lower()]:.15g}"
+
+
+def no_such_key(key: str) -> str:
+    """What to say of a key that is not there: which kind of its group has it, or what it was meant to be."""
+    group = key.partition(".")[0]
+    if key in Config.model_fields:
+        return f"it takes the name of a file, as in {key}=NAME; its keys are set one by one, as in {key}.KEY=VALUE"
+    owners = [kind for kind, section in _kinds(group) if key in keys(section, f"{group}.")]
+    if owners:
+        return f"no key of this {group}; it is one of the kind {' or '.join(owners)}"
+    return f"no such key{nearest(key, list(keys()))}"
+
+
+def _kinds(group: str) -> Iterator[tuple[str, type[Section]]]:
+    """The members of a group that is a union, by their kind."""
+    field = Config.model_fields.get(group)
+    for kind in get_args(field.annotation) if field else ():
+        if isinstance(kind, type) and issubclass(kind, Section) and "kind" in kind.model_fields:
+            yield str(kind.model_fields["kind"].default), kind
 
 
 def keys(section: type[BaseModel] = Config, prefix: str = "") -> Iterator[str]:

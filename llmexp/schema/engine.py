@@ -1,10 +1,10 @@
 """Config of what answers: model, hardware, KV budget, prefix cache and engine."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
-from llmexp.schema.section import Section
+from llmexp.schema.section import Bytes, Section, Tokens
 
 Dtype = Literal["auto", "float32", "float16", "bfloat16"]
 
@@ -21,7 +21,7 @@ class ModelConfig(Section):
         default=None, description="a model's folder made on this machine, without weights"
     )
     load_format: Literal["auto", "safetensors", "dummy"] = Field(default="auto", description="dummy: random weights")
-    max_model_len: PositiveInt | None = Field(default=None, description="longest prompt plus output; null: the model's")
+    max_model_len: Tokens | None = Field(default=None, description="longest prompt plus output; null: the model's")
     trust_remote_code: bool = Field(default=False, description="run code that the model's repository brings")
 
 
@@ -31,13 +31,11 @@ class GpuConfig(Section):
     name: str
     device: Literal["auto", "cuda", "cpu"]
     dtype: Dtype | None = None
-    block_size: PositiveInt | None = Field(default=None, description="the device's usual KV block, in tokens")
-    tensor_parallel_size: PositiveInt = 1
+    block_size: Tokens | None = Field(default=None, description="the device's usual KV block, in tokens")
+    tensor_parallel_size: PositiveInt = Field(default=1, le=1024)
     enforce_eager: bool | None = Field(default=None, description="skip torch.compile and CUDA graphs")
-    kv_cache_bytes: PositiveInt | None = Field(
-        default=None, description="KV cache where `kv` sets no budget; null: vLLM's"
-    )
-    memory_bytes: PositiveInt | None = Field(default=None, description="device memory, by the datasheet")
+    kv_cache_bytes: Bytes | None = Field(default=None, description="KV cache where `kv` sets no budget; null: vLLM's")
+    memory_bytes: Bytes | None = Field(default=None, description="device memory, by the datasheet")
     bandwidth_bytes_per_s: PositiveFloat | None = Field(
         default=None, description="device memory bandwidth, by the datasheet"
     )
@@ -54,9 +52,9 @@ class KvConfig(Section):
     """How much KV cache the engine has. At most one of the three budgets should be set."""
 
     gpu_memory_utilization: float | None = Field(default=None, gt=0, le=1, description="share of device memory to use")
-    cache_memory_bytes: PositiveInt | None = Field(default=None, description="size of the KV cache")
-    num_blocks: PositiveInt | None = Field(default=None, ge=2, description="number of KV blocks; block 0 is reserved")
-    block_size: PositiveInt | None = Field(default=None, description="tokens in a KV block")
+    cache_memory_bytes: Bytes | None = Field(default=None, description="size of the KV cache")
+    num_blocks: Tokens | None = Field(default=None, ge=2, description="number of KV blocks; block 0 is reserved")
+    block_size: Tokens | None = Field(default=None, description="tokens in a KV block")
     dtype: Literal["auto", "fp8", "fp8_e4m3", "fp8_e5m2", "bfloat16"] = "auto"
 
 
@@ -68,8 +66,19 @@ class CacheConfig(Section):
     salt_requests: bool = False
 
 
+def _as_text(value: Any) -> Any:
+    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+ArgumentName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
+VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+VariableValue = Annotated[str, BeforeValidator(_as_text), Field(pattern=r"^[^\x00]*$")]
+
+
 class _Engine(Section):
-    sample_interval_s: PositiveFloat = Field(default=0.5, description="between two reads of the engine's gauges")
+    sample_interval_s: float = Field(
+        default=0.5, ge=0.01, le=3600, description="between two reads of the engine's gauges"
+    )
     gpu_sample_interval_s: float | None = Field(
         default=0.1, ge=0.1, description="between two reads of the GPU's power, clocks and use; null: none"
     )
@@ -85,10 +94,12 @@ class OwnVllm(_Engine):
     python: str | None = Field(default=None, description="interpreter that has vLLM; null: this one")
     ready_timeout_s: PositiveFloat = Field(default=900.0, description="longest wait for the engine to answer")
     stop_timeout_s: PositiveFloat = Field(default=30.0, description="from SIGTERM to SIGKILL")
-    args: dict[str, str | int | float | bool | None] = Field(
+    args: dict[ArgumentName, str | int | float | bool | None] = Field(
         default_factory=dict, description="further arguments by vLLM's names, e.g. engine.args.swap_space=0"
     )
-    env: dict[str, str] = Field(default_factory=dict, description="further environment variables of the engine")
+    env: dict[VariableName, VariableValue] = Field(
+        default_factory=dict, description="further environment variables of the engine; secrets are to be exported"
+    )
     record_steps: bool = Field(default=False, description="keep what each engine step computed, and its time")
 
 
@@ -122,7 +133,7 @@ EngineConfig = Annotated[VllmServer | VllmAsync | Endpoint, Field(discriminator=
 class SchedulerConfig(Section):
     """vLLM's scheduler settings beside max_num_seqs, under vLLM's names; null: vLLM's default."""
 
-    max_num_batched_tokens: PositiveInt | None = None
+    max_num_batched_tokens: Tokens | None = None
     enable_chunked_prefill: bool | None = None
     long_prefill_token_threshold: Annotated[int, Field(ge=0)] = 0
     policy: Literal["fcfs", "priority"] = "fcfs"

@@ -2,9 +2,11 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveFloat
 
-from llmexp.schema.section import Section
+from llmexp.schema.section import InFlight, Section
+
+Rate = Annotated[float, Field(ge=1e-4, le=1e6)]
 
 
 class ClosedLoop(Section):
@@ -14,13 +16,13 @@ class ClosedLoop(Section):
     """
 
     kind: Literal["closed_loop"] = "closed_loop"
-    concurrency: PositiveInt = Field(default=16, description="requests in flight")
+    concurrency: InFlight = Field(default=16, description="requests in flight")
 
 
 class OpenLoop(Section):
     """Arrivals that do not wait for answers. Latency counts from when a request was due."""
 
-    max_in_flight: PositiveInt | None = Field(
+    max_in_flight: InFlight | None = Field(
         default=None,
         description="cap on requests in flight; a request that waits for it is counted as capped",
     )
@@ -30,21 +32,21 @@ class Constant(OpenLoop):
     """Evenly spaced arrivals."""
 
     kind: Literal["constant"] = "constant"
-    rate: PositiveFloat = Field(default=4.0, description="requests per second")
+    rate: Rate = Field(default=4.0, description="requests per second")
 
 
 class Poisson(OpenLoop):
     """Independent arrivals: exponential gaps."""
 
     kind: Literal["poisson"] = "poisson"
-    rate: PositiveFloat = Field(default=4.0, description="requests per second, on average")
+    rate: Rate = Field(default=4.0, description="requests per second, on average")
 
 
 class Gamma(OpenLoop):
     """Gaps from a gamma distribution: burstier than Poisson below burstiness 1, smoother above."""
 
     kind: Literal["gamma"] = "gamma"
-    rate: PositiveFloat = Field(default=4.0, description="requests per second, on average")
+    rate: Rate = Field(default=4.0, description="requests per second, on average")
     burstiness: PositiveFloat = Field(default=0.5, description="shape of the gaps' gamma distribution; 1 is Poisson")
 
 
@@ -52,8 +54,8 @@ class Ramp(OpenLoop):
     """Arrivals whose rate changes linearly from the first request to the last."""
 
     kind: Literal["ramp"] = "ramp"
-    start_rate: PositiveFloat = Field(default=1.0, description="requests per second at the start")
-    end_rate: PositiveFloat = Field(default=8.0, description="requests per second at the end")
+    start_rate: Rate = Field(default=1.0, description="requests per second at the start")
+    end_rate: Rate = Field(default=8.0, description="requests per second at the end")
 
 
 class Trace(OpenLoop):
@@ -83,7 +85,7 @@ class ClientConfig(Section):
         default="ids",
         description="send token ids, or the text that they come from; client.api=chat sends messages",
     )
-    workers: PositiveInt | Literal["auto"] = Field(default=1, description="client processes")
+    workers: Annotated[int, Field(gt=0, le=256)] | Literal["auto"] = Field(default=1, description="client processes")
     timeout_s: PositiveFloat = Field(default=600.0, description="longest time a request may take, from when it was due")
     lag_limit_ms: PositiveFloat | None = Field(
         None, description="p99 of the client's own lag that voids a round; null: 2 ms or 5% of the median TTFT"

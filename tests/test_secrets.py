@@ -1,0 +1,88 @@
+"""No config holds a secret, and no message, log or file of ours tells one."""
+
+from pathlib import Path
+
+import pytest
+
+from llmexp import secrets
+from llmexp.compose import compose
+from llmexp.errors import ConfigError, EngineError
+from llmexp.schema.config import keys
+
+TINY = ["model=tiny_random", "gpu=cpu", "tracking=off"]
+CANARY = "hf_CANARYcanaryCANARY0123"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "HF_TOKEN",
+        "hf_token",
+        "OPENAI_API_KEY",
+        "AWS_SECRET_ACCESS_KEY",
+        "AWS_ACCESS_KEY_ID",
+        "MLFLOW_TRACKING_PASSWORD",
+        "GITHUB_PAT",
+        "engine.args.api_key",
+        "engine.args.api-key",
+        "DB_PASSWD",
+        "AZURE_STORAGE_CONNECTION_STRING",
+    ],
+)
+def test_names_of_secrets(name: str) -> None:
+    assert secrets.is_secret(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *["max_num_batched_tokens", "long_prefill_token_threshold", "VLLM_MAX_TOKENS", "TOKENIZERS_PARALLELISM"],
+        *["PWD", "SSH_AUTH_SOCK", "MONKEY", "engine.api_key_env"],
+        *keys(),
+    ],
+)
+def test_names_of_no_secrets(name: str) -> None:
+    assert not secrets.is_secret(name)
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        f"engine.env.HF_TOKEN={CANARY}",
+        f"engine.args.api_key={CANARY}",
+        f"engine.args.hf-token={CANARY}",
+        f"hydra.job.env_set.OPENAI_API_KEY={CANARY}",
+        f"++extra.password={CANARY}",
+        "engine.env.OTHER=${oc.env:HF_TOKEN}",
+        "runs_dir=/tmp/${oc.env:HF_TOKEN}",
+        f"arm={CANARY}",
+        f"tracking.uri=http://somebody:{CANARY}@host",
+        f"'tracking.uri=postgresql://host/db?password={CANARY}'",
+    ],
+)
+def test_a_config_takes_no_secret(override: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", CANARY)
+    with pytest.raises(ConfigError) as error:
+        compose([*TINY, override])
+    assert "CANARY" not in str(error.value)
+    assert override.strip("'+").partition("=")[0] in str(error.value)
+
+
+def test_messages_hold_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOME_API_KEY", CANARY)
+    said = f"http://me:pw12@host said {CANARY}, 'Authorization': 'Bearer abcdefgh' and Bearer abcdefgh"
+    assert str(EngineError(said)) == (
+        "http://<secret>@host said <secret>, 'Authorization': 'Bearer <secret>' and Bearer <secret>"
+    )
+    assert str(EngineError("tokens per second: 5")) == "tokens per second: 5"
+
+
+def test_secrets_in_a_log_are_masked_where_they_stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = tmp_path / "engine.log"
+    monkeypatch.setenv("SOME_API_KEY", CANARY)
+    with log.open("ab", buffering=0) as engine:  # goes on writing
+        engine.write(f"key={CANARY}\n".encode())
+        secrets.mask_file(log)
+        engine.write(b"the end\n")
+    assert log.read_text() == f"key={'*' * len(CANARY)}\nthe end\n"
+    secrets.mask_file(tmp_path / "no such file")

@@ -15,9 +15,19 @@ make costs; ``records``, ``timeline``, ``starvation`` and ``studies`` say what h
 alone.
 """
 
-from llmexp.simulate.cost import UNIT_COST, StepCost, Work
+from llmexp.simulate.cost import UNIT_COST, FrontEnd, StepCost, Work
 from llmexp.simulate.requests import Request, Requests
 from llmexp.simulate.settings import Settings
 from llmexp.simulate.simulation import Simulation, simulate
 
-__all__ = ["UNIT_COST", "Request", "Requests", "Settings", "Simulation", "StepCost", "Work", "simulate"]
+__all__ = [
+    "UNIT_COST",
+    "FrontEnd",
+    "Request",
+    "Requests",
+    "Settings",
+    "Simulation",
+    "StepCost",
+    "Work",
+    "simulate",
+]

@@ -125,7 +125,10 @@ class BlockCache:
         return True
 
     def computed(self, seq: Sequence) -> None:
-        """Nothing to do: blocks are hittable from the step that schedules them."""
+        """Blocks are hittable from the step that schedules them; those of tokens that were not known then, from now
+        on."""
+        if seq.blocks:
+            self._register(seq, seq.num_computed - seq.num_ahead)
 
     def release(self, seq: Sequence) -> None:
         self.pool.release(seq.blocks)
@@ -136,10 +139,14 @@ class BlockCache:
         """Allocate, and register at once every block that these tokens will fill: a sequence admitted later
         in the same step already hits it."""
         seq.blocks += self.pool.allocate(max(0, self._blocks_for(num_tokens) - len(seq.blocks)))
+        self._register(seq, num_tokens)
+
+    def _register(self, seq: Sequence, num_tokens: int) -> None:
         if self.enable_prefix_caching:
-            for i in range(seq.num_cached_blocks, num_tokens // self.block_size):
+            full = min(num_tokens, seq.num_tokens - seq.num_ahead) // self.block_size
+            for i in range(seq.num_cached_blocks, full):
                 self.pool.register(seq.blocks[i], seq.chain[i])
-            seq.num_cached_blocks = num_tokens // self.block_size
+            seq.num_cached_blocks = max(seq.num_cached_blocks, full)
 
     def _blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)

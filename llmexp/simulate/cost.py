@@ -1,4 +1,4 @@
-"""How long a step takes, from what it computes."""
+"""How long things take: a step, from what it computes, and the way to the engine and back."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -39,6 +39,22 @@ class StepCost:
 
 UNIT_COST = StepCost(fixed=Work(steps=1.0))
 """Every step takes one second: the clock counts steps."""
+
+
+@dataclass(frozen=True)
+class FrontEnd:
+    """What lies between a client and the engine core: one process, which serves one after the other.
+
+    Each request takes it ``request_s`` on the way in. A step's tokens reach their clients together, ``output_s`` and
+    ``token_s`` for each of them after the step's end, or after those of the step before.
+    """
+
+    request_s: float = 0.0
+    output_s: float = 0.0
+    token_s: float = 0.0
+
+
+NO_FRONT_END = FrontEnd()
 
 
 def _dot(coefficients: Work, work: Work) -> float:

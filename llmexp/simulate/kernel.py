@@ -13,7 +13,7 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
-from llmexp.simulate.cost import StepCost
+from llmexp.simulate.cost import FrontEnd, StepCost
 from llmexp.simulate.errors import StandstillReason, standstill
 from llmexp.simulate.records import (
     REQUEST_COUNTS,
@@ -112,7 +112,14 @@ class State(NamedTuple):
     free_slots: Ints
 
 
-def run(requests: Requests, settings: Settings, cost: StepCost, max_concurrency: int | None) -> Tables:
+def run(
+    requests: Requests,
+    settings: Settings,
+    cost: StepCost,
+    max_concurrency: int | None,
+    keeps_place: bool,
+    front_end: FrontEnd,
+) -> Tables:
     """What ``loop.run`` does, with vLLM's scheduler and block cache."""
     limits = Limits(
         settings.block_size,
@@ -138,7 +145,9 @@ def run(requests: Requests, settings: Settings, cost: StepCost, max_concurrency:
         first[np.argsort(requests.arrival_s[first], kind="stable")],
         np.searchsorted(requests.after[turns], np.arange(len(requests) + 1)),
         turns,
-        len(requests) if max_concurrency is None else max_concurrency,
+        len(requests) if max_concurrency is None else min(max_concurrency, len(requests)),
+        keeps_place,
+        (front_end.request_s, front_end.output_s, front_end.token_s),
         steps_without_token(requests),
     )
     if status != DONE:
@@ -426,6 +435,17 @@ def _dot(coefficients: Floats, row: Ints) -> float:
 
 
 @_compiled
+def _next_sent_s(due: list[tuple[float, int]], placed: list[tuple[float, int]], free_since_s: Floats) -> float:
+    """When the client sends again; nan if it does not, before something ends."""
+    next_s = np.nan
+    if len(due) > 0 and len(free_since_s) > 0:
+        next_s = max(due[0][0], free_since_s[0])
+    if len(placed) > 0 and not placed[0][0] > next_s:
+        next_s = placed[0][0]
+    return next_s
+
+
+@_compiled
 def _serve(
     limits: Limits,
     state: State,
@@ -434,7 +454,9 @@ def _serve(
     first: Ints,
     turn_start: Ints,
     turns: Ints,
-    slots: int,
+    places: int,
+    keeps_place: bool,
+    front_end: tuple[float, float, float],
     patience: int,
 ) -> Any:
     n = len(delay_s)
@@ -446,17 +468,35 @@ def _serve(
     request_counts = np.zeros((n, len(REQUEST_COUNTS)), np.int64)
     waiting = [(0, 0.0, 0, 0) for _ in range(0)]
     due = [(delay_s[i], i) for i in first]
-    number = num_spans = entered = fruitless = 0
-    now_s = open_since_s = duration_s = 0.0
+    placed = [(0.0, 0) for _ in range(0)]
+    free_since_s = np.zeros(places + n)  # a queue: free_since_s[taken:freed]
+    taken, freed = 0, places
+    under_way = np.zeros(n, np.int64)  # a queue of requests: under_way[entered:sent]
+    through_s = np.zeros(n)
+    request_s, output_s, token_s = front_end
+    number = num_spans = sent = entered = fruitless = 0
+    now_s = delivered_s = last_through_s = duration_s = 0.0
     status = DONE
     while True:
-        while slots > 0 and len(due) > 0 and due[0][0] <= now_s:
-            due_s, i = heappop(due)
-            seqs[i].arrival_s = request_times[i, 0] = max(due_s, open_since_s)
+        while True:
+            next_s = _next_sent_s(due, placed, free_since_s[taken:freed])
+            if not next_s <= now_s:
+                break
+            if len(placed) > 0 and placed[0][0] == next_s:
+                i = heappop(placed)[1]
+            else:
+                i = heappop(due)[1]
+                taken += 1
+            seqs[i].arrival_s = request_times[i, 0] = next_s
+            last_through_s = max(last_through_s, next_s) + request_s
+            through_s[sent] = last_through_s
+            under_way[sent] = i
+            sent += 1
+        while entered < sent and through_s[entered] <= now_s:
+            i = under_way[entered]
             seqs[i].order = entered
             _push(limits, state, waiting, i)
             entered += 1
-            slots -= 1
 
         if number == len(step_counts):
             step_times, step_counts = _grown(step_times), _grown(step_counts)
@@ -499,7 +539,8 @@ def _serve(
                 num_spans += 1
 
         if row[SCHEDULED] == 0 and row[PREEMPTED] == 0:
-            next_s = due[0][0] if slots > 0 and len(due) > 0 else np.nan
+            if entered < sent:
+                next_s = through_s[entered]
             if next_s > now_s:
                 now_s = next_s
                 continue
@@ -515,9 +556,13 @@ def _serve(
         row[RUNNING] = size
         row[WAITING] = len(waiting)
         row[FREE_BLOCKS] = state.num_free[0]
-        step_times[number] = (now_s, duration_s)
-        number += 1
+        start_s = now_s
         now_s += duration_s
+        delivered_s = max(delivered_s, now_s)
+        if row[WORK + 2] > 0:
+            delivered_s += output_s + token_s * row[WORK + 2]
+        step_times[number] = (start_s, duration_s, delivered_s)
+        number += 1
 
         fruitless += 1
         k = 0
@@ -536,11 +581,11 @@ def _serve(
                     request_times[i, 3] = now_s
                     request_counts[i, 1] = seq.num_preemptions
                     row[FINISHED] += 1
-                    if slots == 0:
-                        open_since_s = now_s
-                    slots += 1
+                    if not keeps_place or turn_start[i] == turn_start[i + 1]:
+                        free_since_s[freed] = delivered_s
+                        freed += 1
                     for t in turns[turn_start[i] : turn_start[i + 1]]:
-                        heappush(due, (now_s + delay_s[t], t))
+                        heappush(placed if keeps_place else due, (delivered_s + delay_s[t], t))
                     continue
             k += 1
         if fruitless > patience:

@@ -1,8 +1,10 @@
 """The event loop, plain: arrivals, a step of the scheduler, the time it takes, its tokens. The reference for
 ``kernel.py``."""
 
+from collections import deque
+
 from llmexp.simulate.arrivals import Arrivals
-from llmexp.simulate.cost import StepCost, Work
+from llmexp.simulate.cost import FrontEnd, StepCost, Work
 from llmexp.simulate.errors import StandstillReason, TimeStandsStillError, standstill
 from llmexp.simulate.records import Recorder, Tables
 from llmexp.simulate.requests import Requests, steps_without_token
@@ -10,19 +12,32 @@ from llmexp.simulate.scheduler import Scheduler, Step
 from llmexp.simulate.sequence import Sequence
 
 
-def run(requests: Requests, scheduler: Scheduler, cost: StepCost, max_concurrency: int | None) -> Tables:
-    """Serve all requests; raises ``TimeStandsStillError`` if that never ends."""
-    arrivals = Arrivals(requests, max_concurrency)
+def run(requests: Requests, scheduler: Scheduler, cost: StepCost, arrivals: Arrivals, front_end: FrontEnd) -> Tables:
+    """Serve all requests; raises ``TimeStandsStillError`` if that never ends.
+
+    With async scheduling a step is decided when the one before begins: requests that come while it is computed wait
+    for one step more, and blocks come free one step later (vLLM's ``AsyncScheduler``).
+    """
     records = Recorder(requests)
     patience = steps_without_token(requests)
-    now_s, entered, fruitless = 0.0, 0, 0
+    depth = 2 if scheduler.settings.async_scheduling else 1
+    under_way: deque[tuple[int, Step, Work]] = deque()
+    now_s = delivered_s = 0.0
+    entered = fruitless = 0
     while True:
         for index, sent_s in arrivals.take(now_s):
             scheduler.add(sequence(requests, index, sent_s, entered))
             records.sent(index, sent_s)
             entered += 1
         step = scheduler.schedule()
-        if not step.scheduled and not step.preempted:
+        if step.scheduled or step.preempted:
+            work = work_of(step)
+            under_way.append((records.scheduled(step, scheduler, work, now_s), step, work))
+            if depth > 1:
+                scheduler.run_ahead(step)
+            if len(under_way) < depth:
+                continue
+        elif not under_way:
             next_s = arrivals.next_s
             if next_s is not None and next_s > now_s:
                 now_s = next_s
@@ -30,15 +45,20 @@ def run(requests: Requests, scheduler: Scheduler, cost: StepCost, max_concurrenc
             if scheduler.running or scheduler.waiting or next_s is not None:
                 raise _standstill("stuck", now_s, 0.0, scheduler)
             return records.tables()
-        duration_s = cost.duration_s(work_of(step)) if step.scheduled else 0.0
+
+        row, step, work = under_way.popleft()
+        duration_s = cost.duration_s(work) if step.scheduled else 0.0
         if step.scheduled and not 0.0 < duration_s < float("inf"):
             raise _standstill("timeless", now_s, duration_s, scheduler)
-        row = records.scheduled(step, scheduler, work_of(step), now_s, duration_s)
+        start_s = now_s
         now_s += duration_s
         emitted, finished = scheduler.update(step)
-        records.computed(row, emitted, finished, now_s)
+        delivered_s = max(delivered_s, now_s)
+        if emitted:
+            delivered_s += front_end.output_s + front_end.token_s * len(emitted)
+        records.computed(row, emitted, finished, (start_s, duration_s, delivered_s), now_s)
         for seq in finished:
-            arrivals.finish(seq.index, now_s)
+            arrivals.finish(seq.index, delivered_s)
         fruitless = 0 if emitted else fruitless + 1
         if fruitless > patience:
             raise _standstill("fruitless", now_s, duration_s, scheduler)
@@ -60,17 +80,17 @@ def sequence(requests: Requests, index: int, sent_s: float, order: int) -> Seque
 
 def work_of(step: Step) -> Work:
     """What the step computes; asked after ``schedule``, before ``update``."""
-    prefill = decode = sampled = pairs = context = 0
+    prefill = decode = pairs = context = 0
+    sampled = set(step.sampled)
     for seq, num_new in step.scheduled.items():
         before = seq.num_computed - num_new
-        if num_new == 1 and seq.num_computed == seq.num_tokens > seq.prompt_tokens:
+        if num_new == 1 and before >= seq.prompt_tokens and seq in sampled:
             decode += 1
         else:
             prefill += num_new
-        sampled += seq.num_computed == seq.num_tokens
         pairs += num_new * before + num_new * (num_new + 1) // 2
         context += seq.num_computed
-    return Work(1, prefill, decode, sampled, pairs, context)
+    return Work(1, prefill, decode, len(sampled), pairs, context)
 
 
 def _standstill(

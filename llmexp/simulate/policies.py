@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from hashlib import blake2b
 from heapq import heapify, heappop, heappush
 from typing import Any
 
@@ -29,6 +30,7 @@ def uncached_tokens(seq: Sequence, cache: Cache) -> int:
 POLICIES = {
     "fcfs": Policy(lambda seq, cache: 0),
     "priority": Policy(lambda seq, cache: (seq.priority, seq.arrival_s, seq.index)),
+    "random": Policy(lambda seq, cache: blake2b(seq.index.to_bytes(8, "little"), digest_size=8).digest()),
     # least to compute before the first token
     "shortest_prefill": Policy(uncached_tokens, reorders=True),
     # least KV memory at the start
@@ -66,6 +68,10 @@ class WaitingQueue:
 
     def pop(self) -> Sequence:
         return heappop(self._heap)[-1]
+
+    def remove(self, seq: Sequence) -> None:
+        self._heap = [entry for entry in self._heap if entry[-1] is not seq]
+        heapify(self._heap)
 
     def __len__(self) -> int:
         return len(self._heap)

@@ -11,7 +11,7 @@ from llmexp.simulate.sequence import Sequence
 
 # kernel.py is compiled with the places of these names; its cache on disk knows only kernel.py's own changes, so
 # touch that file when one of these tuples changes.
-STEP_TIMES = ("start_s", "duration_s")
+STEP_TIMES = ("start_s", "duration_s", "delivered_s")  # delivered: the clients have the step's tokens
 STEP_COUNTS = (
     "running",  # sequences in the batch, scheduled in this step or not
     "waiting",
@@ -58,7 +58,7 @@ class Recorder:
     def __init__(self, requests: Requests) -> None:
         self._request_times = np.full((len(requests), len(REQUEST_TIMES)), np.nan)
         self._request_counts = np.zeros((len(requests), len(REQUEST_COUNTS)), np.int64)
-        self._step_times: list[tuple[float, float]] = []
+        self._step_times: list[tuple[float, float, float]] = []
         self._step_counts: list[list[int]] = []
         self._spans: list[list[int]] = []
         self._decoding: dict[int, list[int]] = {}  # each request's latest span of decode steps
@@ -66,18 +66,19 @@ class Recorder:
     def sent(self, index: int, sent_s: float) -> None:
         self._request_times[index, 0] = sent_s
 
-    def scheduled(self, step: Step, scheduler: Scheduler, work: Work, start_s: float, duration_s: float) -> int:
+    def scheduled(self, step: Step, scheduler: Scheduler, work: Work, now_s: float) -> int:
         """A step was decided. Returns its number."""
         number = len(self._step_counts)
+        sampled = set(step.sampled)
         for seq in step.admitted:
             if seq.num_preemptions == 0:
-                self._request_times[seq.index, 1] = start_s
+                self._request_times[seq.index, 1] = now_s
                 self._request_counts[seq.index, 0] = seq.num_computed - step.scheduled[seq]
         for seq in step.preempted:
             self._request_counts[seq.index, 1] += 1
         for seq, num_new in step.scheduled.items():
-            self._span(number, seq, num_new)
-        self._step_times.append((start_s, duration_s))
+            self._span(number, seq, num_new, seq in sampled)
+        self._step_times.append((now_s, 0.0, now_s))
         self._step_counts.append(
             [
                 len(scheduler.running),
@@ -96,10 +97,18 @@ class Recorder:
         )
         return number
 
-    def computed(self, number: int, emitted: list[Sequence], finished: list[Sequence], now_s: float) -> None:
-        """Step ``number`` ended at ``now_s``."""
+    def computed(
+        self,
+        number: int,
+        emitted: list[Sequence],
+        finished: list[Sequence],
+        times_s: tuple[float, float, float],
+        now_s: float,
+    ) -> None:
+        """Step ``number`` ended at ``now_s``; ``times_s`` are its STEP_TIMES."""
+        self._step_times[number] = times_s
         for seq in emitted:
-            if seq.num_tokens == seq.prompt_tokens + 1:
+            if np.isnan(self._request_times[seq.index, 2]):
                 self._request_times[seq.index, 2] = now_s
         for seq in finished:
             self._request_times[seq.index, 3] = now_s
@@ -114,9 +123,8 @@ class Recorder:
             sorted_spans(np.array(self._spans, np.int64).reshape(-1, len(SPAN_COUNTS))),
         )
 
-    def _span(self, number: int, seq: Sequence, num_new: int) -> None:
-        samples = seq.num_computed == seq.num_tokens
-        decodes = num_new == 1 and samples and seq.num_tokens > seq.prompt_tokens
+    def _span(self, number: int, seq: Sequence, num_new: int, samples: bool) -> None:
+        decodes = num_new == 1 and samples and seq.num_computed > seq.prompt_tokens
         latest = self._decoding.get(seq.index)
         if decodes and latest and latest[1] + latest[2] == number:
             latest[2] += 1

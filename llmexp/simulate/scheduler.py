@@ -14,7 +14,8 @@ NO_CAP = 2**62
 
 @dataclass(slots=True)
 class Step:
-    """What one call of ``schedule`` decided. ``scheduled`` maps sequences to new tokens, in batch order.
+    """What one call of ``schedule`` decided. ``scheduled`` maps sequences to new tokens, in batch order; ``sampled``
+    are those of them that get a token by it, and ``finished`` those for which it is the last.
 
     Prefix cache statistics are tokens, counted at admission as vLLM's ``PrefixCacheStats`` does: those of
     re-admissions after a preemption apart.
@@ -27,6 +28,9 @@ class Step:
     hits: int = 0
     preempted_queries: int = 0
     preempted_hits: int = 0
+    sampled: list[Sequence] = field(default_factory=list)
+    finished: list[Sequence] = field(default_factory=list)
+    ahead: bool = False  # its tokens are counted already
 
 
 class Scheduler:
@@ -51,27 +55,43 @@ class Scheduler:
             self._admit_waiting(step, budget, cap)
         for seq, num_new in step.scheduled.items():
             seq.num_computed += num_new
+            if seq.num_computed == seq.num_tokens:
+                step.sampled.append(seq)
         return step
+
+    def run_ahead(self, step: Step) -> None:
+        """Count the step's tokens while it is under way, so that the next can be scheduled. Call before it."""
+        self._count_tokens(step)
+        for seq in step.sampled:
+            seq.num_ahead += 1
+        step.ahead = True
 
     def update(self, step: Step) -> tuple[list[Sequence], list[Sequence]]:
         """The step is computed: sequences without tokens left to compute get a new one. Returns the sequences
         that got one, and those of them that are finished."""
+        if step.ahead:
+            for seq in step.sampled:
+                seq.num_ahead -= 1
         for seq in step.scheduled:
             self.cache.computed(seq)
-        emitted = [seq for seq in step.scheduled if seq.num_computed == seq.num_tokens]
-        for seq in emitted:
-            seq.num_tokens += 1
-        finished = [seq for seq in emitted if seq.is_finished]
-        for seq in finished:
-            self.cache.release(seq)
-            self.running.remove(seq)
-        return emitted, finished
+        if not step.ahead:
+            self._count_tokens(step)
+        for seq in step.finished:
+            if seq in self.running:
+                self.cache.release(seq)
+                self.running.remove(seq)
+            else:
+                self.waiting.remove(seq)  # preempted while its last token was computed
+        return step.sampled, step.finished
 
     def _continue_running(self, step: Step, budget: int, cap: int) -> int:
         """Schedule the running sequences in order of admission; returns what is left of the budget."""
         i = 0
         while i < len(self.running) and budget > 0:
             seq = self.running[i]
+            if seq.is_finished:  # its last token is being computed
+                i += 1
+                continue
             num_new = min(seq.num_tokens - seq.num_computed, cap, budget)
             while not self.cache.extend(seq, num_new):
                 position = self._victim()
@@ -89,7 +109,8 @@ class Scheduler:
     def _admit_waiting(self, step: Step, budget: int, cap: int) -> None:
         """Admit from the queue until the first that does not fit: it blocks those behind it."""
         settings, block_size = self.settings, self.settings.block_size
-        self.waiting.reorder()
+        if budget > 0 and len(self.running) < settings.max_num_seqs:
+            self.waiting.reorder()
         passed = []
         while budget > 0 and self.waiting and len(self.running) < settings.max_num_seqs:
             seq = self.waiting.peek()
@@ -114,6 +135,11 @@ class Scheduler:
             self._count(step, seq, num_hit_tokens)
         for seq in passed:
             self.waiting.push(seq)
+
+    def _count_tokens(self, step: Step) -> None:
+        for seq in step.sampled:
+            seq.num_tokens += 1
+        step.finished = [seq for seq in step.sampled if seq.is_finished]
 
     def _long_prefill_cap(self) -> int:
         """Most tokens of one sequence in a step; no cap for the only sequence there is."""

@@ -21,6 +21,7 @@ class Sequence:
     deadline_s: float = math.inf  # absolute
     chain: list[int] = field(default_factory=list)
     num_tokens: int = field(init=False)
+    num_ahead: int = 0  # of its tokens, those that steps under way have yet to give
     num_computed: int = 0
     num_preemptions: int = 0
     blocks: list[int] = field(default_factory=list)

@@ -8,6 +8,7 @@ from llmexp.errors import ConfigError
 Policy = Literal[
     "fcfs",
     "priority",
+    "random",
     "shortest_prefill",
     "shortest_cache",
     "shortest_service",
@@ -42,6 +43,7 @@ class Settings:
     watermark: float = 0.0
     batching: Batching = "continuous"
     prefix_cache: PrefixCache = "blocks"
+    async_scheduling: bool = False
 
     def __post_init__(self) -> None:
         for name, least in (
@@ -61,6 +63,8 @@ class Settings:
                 raise ConfigError(f"{name}={getattr(self, name)!r}: must be one of {values}")
         if self.prefix_cache != "blocks" and not self.enable_prefix_caching:
             raise ConfigError(f"prefix_cache={self.prefix_cache!r} needs enable_prefix_caching=True")
+        if self.async_scheduling and not self.vllm_can:
+            raise ConfigError("async_scheduling=True: only what vLLM can do is scheduled ahead")
 
     @property
     def vllm_can(self) -> bool:

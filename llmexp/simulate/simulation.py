@@ -8,7 +8,8 @@ import pyarrow as pa
 
 from llmexp.errors import ConfigError
 from llmexp.simulate import loop
-from llmexp.simulate.cost import UNIT_COST, StepCost
+from llmexp.simulate.arrivals import Arrivals
+from llmexp.simulate.cost import NO_FRONT_END, UNIT_COST, FrontEnd, StepCost
 from llmexp.simulate.errors import RequestNeverFitsError, TokenBudgetTooSmallError
 from llmexp.simulate.records import (
     REQUEST_COUNTS,
@@ -59,13 +60,16 @@ def simulate(
     cost: StepCost = UNIT_COST,
     *,
     max_concurrency: int | None = None,
+    keeps_place: bool = False,
+    front_end: FrontEnd = NO_FRONT_END,
     compiled: bool | None = None,
 ) -> Simulation:
     """Serve ``requests`` as vLLM 0.32 with these ``settings`` would, each step taking what ``cost`` says.
 
     Equal input gives equal output. At most ``max_concurrency`` requests are unfinished at once (a closed
-    loop); the client holds the others back. ``compiled`` changes nothing but the speed: by default what vLLM
-    can do is compiled if numba is there (vLLM brings it), and the rest runs as plain Python.
+    loop); the client holds the others back; with ``keeps_place`` a conversation counts from its first turn to its
+    last. ``compiled`` changes nothing but the speed: by default what vLLM can do, but for async scheduling, is
+    compiled if numba is there (vLLM brings it), and the rest runs as plain Python.
 
     Raises ``RequestNeverFitsError`` and ``TokenBudgetTooSmallError`` for requests that could never be served,
     ``TimeStandsStillError`` if a step takes no time or nothing makes progress, ``ConfigError`` if the
@@ -74,14 +78,16 @@ def simulate(
     if not isinstance(requests, Requests):
         requests = Requests.of(requests, settings.block_size)
     _check(requests, settings, max_concurrency)
+    can = settings.vllm_can and not settings.async_scheduling
     if compiled is None:
-        compiled = kernel is not None and settings.vllm_can
-    elif compiled and not settings.vllm_can:
-        raise ConfigError("compiled=True: only what vLLM can do is compiled")
+        compiled = kernel is not None and can
+    elif compiled and not can:
+        raise ConfigError("compiled=True: only what vLLM can do with async_scheduling=False is compiled")
     if compiled:
-        tables = kernel.run(requests, settings, cost, max_concurrency)
+        tables = kernel.run(requests, settings, cost, max_concurrency, keeps_place, front_end)
     else:
-        tables = loop.run(requests, Scheduler(settings), cost, max_concurrency)
+        arrivals = Arrivals(requests, max_concurrency, keeps_place, front_end)
+        tables = loop.run(requests, Scheduler(settings), cost, arrivals, front_end)
     return _simulation(requests, settings, tables)
 
 

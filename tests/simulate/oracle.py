@@ -11,6 +11,7 @@ from vllm.config import CacheConfig, DeviceConfig, ModelConfig, SchedulerConfig,
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
@@ -57,7 +58,7 @@ def make_scheduler(model: ModelConfig, settings: Settings) -> Scheduler:
             long_prefill_token_threshold_adaptive=settings.long_prefill_token_threshold_adaptive,
             scheduler_reserve_full_isl=settings.scheduler_reserve_full_isl,
             watermark=settings.watermark,
-            async_scheduling=False,
+            async_scheduling=settings.async_scheduling,
         ),
         cache_config=CacheConfig(block_size=settings.block_size, enable_prefix_caching=settings.enable_prefix_caching),
         device_config=DeviceConfig("cpu"),
@@ -65,8 +66,9 @@ def make_scheduler(model: ModelConfig, settings: Settings) -> Scheduler:
     # set late: the config would hold the budget against max_model_len; the cases mind their own lengths
     config.scheduler_config.enable_chunked_prefill = settings.enable_chunked_prefill
     config.cache_config.num_gpu_blocks = settings.num_gpu_blocks
+    config.scheduler_config.async_scheduling = settings.async_scheduling  # which a CPU turns off
     spec = FullAttentionSpec(block_size=settings.block_size, num_kv_heads=1, head_size=1, dtype=torch.float32)
-    return Scheduler(
+    return (AsyncScheduler if settings.async_scheduling else Scheduler)(
         vllm_config=config,
         kv_cache_config=KVCacheConfig(
             num_blocks=settings.num_gpu_blocks,
@@ -88,6 +90,7 @@ class Oracle:
         self.scheduler = make_scheduler(model, settings)
         self._hasher = get_request_block_hasher(settings.block_size, sha256)
         self._answers: dict[str, Sequence[int]] = {}
+        self._sampling: dict[int, set[str]] = {}  # of the steps under way, by their output's identity
         self.seconds = 0.0
 
     def add(self, index: int, request: simulate.Request, arrival_s: float) -> None:
@@ -111,17 +114,20 @@ class Oracle:
     def schedule(self) -> SchedulerOutput:
         self.scheduler.kv_cache_manager.make_prefix_cache_stats()  # resets them
         with self._timed():
-            return self.scheduler.schedule()
+            output = self.scheduler.schedule()
+        requests = (self.scheduler.requests[name] for name in output.num_scheduled_tokens)
+        self._sampling[id(output)] = {request.request_id for request in requests if not request.is_prefill_chunk}
+        return output
 
     def update(self, output: SchedulerOutput) -> set[int]:
         """Fake the step's tokens; returns the finished requests."""
         names = list(output.num_scheduled_tokens)
         before = set(self.scheduler.requests)
-        sampled = []
-        for name in names:
-            request = self.scheduler.requests[name]
-            complete = request.num_computed_tokens == request.num_tokens
-            sampled.append([self._answers[name][request.num_output_tokens]] if complete else [])
+        sampling = self._sampling.pop(id(output))
+        sampled = [
+            [self._answers[name][self.scheduler.requests[name].num_output_tokens]] if name in sampling else []
+            for name in names
+        ]
         faked = ModelRunnerOutput(
             req_ids=names,
             req_id_to_index={name: i for i, name in enumerate(names)},

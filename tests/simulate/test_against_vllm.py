@@ -3,6 +3,8 @@
 Three hundred random cases, or three thousand with ``--hypothesis-profile=thorough``.
 """
 
+from collections import deque
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from llmexp.simulate import simulate
 from llmexp.simulate.arrivals import Arrivals
 from llmexp.simulate.loop import sequence
 from llmexp.simulate.requests import Requests
-from llmexp.simulate.scheduler import Scheduler
+from llmexp.simulate.scheduler import Scheduler, Step
 from tests.simulate.cases import Case, cases
 from tests.simulate.oracle import Oracle, model_config
 
@@ -96,3 +98,52 @@ def assert_records(result: Any, expected: list[dict[str, Any]]) -> None:
             replayed[span["first_step"] + i][span["request"]] = span["tokens"]
     assert replayed == [step["scheduled"] for step in expected]
     assert np.array_equal(steps["scheduled"], [len(step["scheduled"]) for step in expected])
+
+
+@settings(deadline=None)
+@given(case=cases())
+def test_steps_scheduled_ahead_equal_vllms(model: ModelConfig, case: Case) -> None:
+    """The same with async scheduling: a step is decided while the one before is under way."""
+    ahead = replace(case.settings, async_scheduling=True)
+    requests = Requests.of(case.requests, ahead.block_size)
+    ours, theirs = Scheduler(ahead), Oracle(model, ahead)
+    arrivals = Arrivals(requests, case.max_concurrency)
+    under_way: deque[tuple[Step, Any]] = deque()
+    now, entered = 0.0, 0
+    expected: list[dict[int, int]] = []
+    while True:
+        for index, sent_s in arrivals.take(now):
+            ours.add(sequence(requests, index, sent_s, entered))
+            theirs.add(index, case.requests[index], sent_s)
+            entered += 1
+        step, output = ours.schedule(), theirs.schedule()
+        scheduled = {seq.index: num_new for seq, num_new in step.scheduled.items()}
+        assert list(scheduled.items()) == theirs.scheduled(output)
+        assert {seq.index for seq in step.preempted} == theirs.preempted(output)
+        assert [seq.index for seq in ours.running] == theirs.running
+        assert (step.queries, step.hits, step.preempted_queries, step.preempted_hits) == theirs.statistics
+        assert list(ours.cache.pool.free) == theirs.free_queue
+        for seq in ours.running:
+            assert seq.blocks == theirs.blocks(seq.index)
+        if step.scheduled or step.preempted:
+            expected.append(scheduled)
+            ours.run_ahead(step)
+            under_way.append((step, output))
+            if len(under_way) < 2:
+                continue
+        else:
+            theirs.update(output)
+            if not under_way:
+                if arrivals.next_s is None:
+                    break
+                now = arrivals.next_s
+                continue
+        step, output = under_way.popleft()
+        now += 1.0 if step.scheduled else 0.0
+        _, finished = ours.update(step)
+        assert {seq.index for seq in finished} == theirs.update(output)
+        for seq in finished:
+            arrivals.finish(seq.index, now)
+    assert not theirs.scheduler.has_unfinished_requests()
+    result = simulate(requests, ahead, max_concurrency=case.max_concurrency)
+    assert result.steps["scheduled"].to_pylist() == [len(scheduled) for scheduled in expected]

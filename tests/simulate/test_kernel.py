@@ -3,19 +3,36 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmexp.simulate import StepCost, Work, simulate
+from llmexp.simulate import FrontEnd, StepCost, Work, simulate
 from tests.simulate.cases import Case, cases
 
 seconds = st.floats(1e-9, 10.0)
 coefficients = st.builds(Work, *[seconds] * 6)
+front_ends = st.builds(FrontEnd, *[st.just(0.0) | seconds] * 3)
 
 
 @settings(deadline=None)
-@given(case=cases(), fixed=coefficients, compute=coefficients, memory=coefficients)
-def test_compiled_equals_plain_to_the_last_bit(case: Case, fixed: Work, compute: Work, memory: Work) -> None:
-    cost = StepCost(fixed, compute, memory)
+@given(
+    case=cases(),
+    fixed=coefficients,
+    compute=coefficients,
+    memory=coefficients,
+    front_end=front_ends,
+    keeps_place=st.booleans(),
+)
+def test_compiled_equals_plain_to_the_last_bit(
+    case: Case, fixed: Work, compute: Work, memory: Work, front_end: FrontEnd, keeps_place: bool
+) -> None:
     plain, compiled = (
-        simulate(case.requests, case.settings, cost, max_concurrency=case.max_concurrency, compiled=compiled)
+        simulate(
+            case.requests,
+            case.settings,
+            StepCost(fixed, compute, memory),
+            max_concurrency=case.max_concurrency,
+            keeps_place=keeps_place,
+            front_end=front_end,
+            compiled=compiled,
+        )
         for compiled in (False, True)
     )
     assert compiled == plain

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmexp.errors import ConfigError, WorkloadError
-from llmexp.simulate import Request, Requests, Settings, StepCost, Work, simulate
+from llmexp.simulate import FrontEnd, Request, Requests, Settings, StepCost, Work, simulate
 from llmexp.simulate.errors import RequestNeverFitsError, TimeStandsStillError, TokenBudgetTooSmallError
 from llmexp.simulate.requests import ChainIds
 from llmexp.simulate.timeline import write_chrome_trace, write_parquet
@@ -64,6 +64,38 @@ def test_a_closed_loop_sends_when_an_answer_comes() -> None:
     requests = [Request(prompt_token_ids=[i], output_tokens=3) for i in range(3)]
     result = simulate(requests, Settings(num_gpu_blocks=99), max_concurrency=1)
     assert result.requests["sent_s"].to_pylist() == [0.0, 3.0, 6.0]
+
+
+@both_loops
+def test_a_conversation_keeps_its_place_or_queues_again(compiled: bool) -> None:
+    """Requests 0 and 1 are a conversation with a pause of 2 s, 2 stands alone; a request takes 1 s."""
+    requests = [
+        Request(prompt_token_ids=[1], output_tokens=1),
+        Request(prompt_token_ids=[2], output_tokens=1, arrival_s=2.0, after=0),
+        Request(prompt_token_ids=[3], output_tokens=1),
+    ]
+    settings = Settings(num_gpu_blocks=99)
+    sent = [
+        simulate(requests, settings, max_concurrency=1, keeps_place=keeps_place, compiled=compiled)
+        .requests["sent_s"]
+        .to_pylist()
+        for keeps_place in (True, False)
+    ]
+    assert sent == [[0.0, 3.0, 4.0], [0.0, 3.0, 1.0]]
+
+
+@both_loops
+def test_the_front_end_takes_requests_in_and_hands_tokens_out_one_after_the_other(compiled: bool) -> None:
+    requests = [Request(prompt_token_ids=[i], output_tokens=2) for i in range(2)]
+    front_end = FrontEnd(request_s=0.25, output_s=0.5, token_s=1.0)
+    result = simulate(requests, Settings(num_gpu_blocks=99), front_end=front_end, compiled=compiled)
+    assert result.requests["sent_s"].to_pylist() == [0.0, 0.0]
+    # The first is computed from 0.25 to 1.25; the second came at 0.5 and waits for that step's end.
+    assert result.requests["admitted_s"].to_pylist() == [0.25, 1.25]
+    assert result.steps["start_s"].to_pylist() == [0.25, 1.25, 2.25]
+    assert result.steps["sampled"].to_pylist() == [1, 2, 1]
+    # 1.25 + 1.5; the next step's two tokens come after them: 2.75 + 2.5, and one more: 5.25 + 1.5.
+    assert result.steps["delivered_s"].to_pylist() == [2.75, 5.25, 6.75]
 
 
 def test_the_next_turn_hits_what_the_last_one_computed_and_generated() -> None:

@@ -1,19 +1,16 @@
 """The command: `python -m llmexp KEY=VALUE…` makes a run, with `-m` a study; see `--help`."""
 
 import os
-import signal
 import sys
 from collections.abc import Callable
-from typing import NoReturn
 
 import hydra
 
+from llmexp import interrupt
 from llmexp.compose import conf_dir, open_keys, plain_words
-from llmexp.errors import LlmexpError
+from llmexp.errors import LlmexpError, storage_error
 from llmexp.schema.config import register_defaults
 from llmexp.task import end_with, make_run
-
-INTERRUPTED = 130
 
 
 def main() -> None:
@@ -29,9 +26,13 @@ def main() -> None:
             _experiment(arguments)
     except LlmexpError as error:
         end_with(error)
+    except OSError as error:
+        if refusal := storage_error(error):
+            end_with(refusal)
+        raise
     except KeyboardInterrupt:
         print("llmexp: interrupted; what was measured is kept", file=sys.stderr)
-        sys.exit(INTERRUPTED)
+        sys.exit(interrupt.EXIT_CODE)
 
 
 def _experiment(arguments: list[str]) -> None:
@@ -40,17 +41,12 @@ def _experiment(arguments: list[str]) -> None:
 
         print_help()
         return
-    signal.signal(signal.SIGTERM, _interrupt)
+    interrupt.install()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come up to `main`, which words them
     sys.argv[1:] = open_keys(arguments)
     register_defaults()
     with plain_words():
         hydra.main(config_path=str(conf_dir()), config_name="config", version_base="1.3")(make_run)()
-
-
-def _interrupt(signum: int, frame: object) -> NoReturn:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough; the records are being written now
-    raise KeyboardInterrupt
 
 
 def _report(arguments: list[str]) -> None:

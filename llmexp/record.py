@@ -1,6 +1,7 @@
 """How a run is kept: the parts that reach the disk as it goes, then its folder and its MLflow run as a whole."""
 
 import hashlib
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +16,9 @@ import pyarrow.parquet as pq
 
 from llmexp import results, tracking
 from llmexp.client.records import TRACE_SCHEMA
+from llmexp.client.spill import ROOM, write
 from llmexp.engines.sampling import Sample
+from llmexp.errors import TrackingError
 from llmexp.measure.accuracy import accuracy_measures, changed_answers, is_scored, one_round, score, summary
 from llmexp.measure.requests import request_measures
 from llmexp.prepare import Preparation
@@ -57,17 +60,21 @@ def part(folder: Path, index: int) -> Path:
 def clear(folder: Path) -> None:
     """Makes the run's folder, or empties it of what an earlier attempt left; other files stay."""
     folder.mkdir(parents=True, exist_ok=True)
-    parts = folder.glob(_PART.format("*"))
-    for file in [*parts, *(folder / name for name in (*_HASHED, *_OTHERS))]:
+    of_trace = folder.glob("requests*")
+    for file in [*of_trace, *(folder / name for name in (*_HASHED, *_OTHERS))]:
         file.unlink(missing_ok=True)
 
 
 def record(
     plan: Preparation, so_far: SoFar, status: Literal["complete", "failed", "killed", "refused"], error: str | None
 ) -> RunResult:
-    """Puts everything on disk, then in MLflow."""
+    """Puts everything on disk, then in MLflow.
+
+    Raises OSError if the disk refuses, TrackingError if MLflow does and nothing else will tell it.
+    """
     began = time.monotonic()
     config, folder = plan.config, plan.folder
+    (folder / ROOM).unlink(missing_ok=True)
     trace = _merge_parts(folder)
     if so_far.samples:
         pq.write_table(_columns(so_far.samples), folder / results.COUNTERS)
@@ -105,12 +112,18 @@ def record(
         config=config.model_dump(mode="json"),
         files=_hashes(folder),
         error=error,
+        mlflow_run=so_far.tracked.run_id if so_far.tracked is not None else None,
     )
     results.save_run(result)
     result = results.load_run(folder)  # as everybody else will see it
     if so_far.tracked is not None:
-        with tracking.told(result.folder):
+        try:
             tracking.finish_run(so_far.tracked, result)
+        except TrackingError as failure:
+            said = f"{folder} holds all that was measured, but {failure}"
+            if config.run.parent_run_id is None and status == "complete":
+                raise TrackingError(f"{said}\n{tracking.TOLD_LATER}") from None
+            print(f"{plan.name}: {said}; it is told later", file=sys.stderr)
     return result
 
 
@@ -146,7 +159,7 @@ def _merge_parts(folder: Path) -> pa.Table:
     parts = sorted(folder.glob(_PART.format("*")), key=lambda path: int(path.stem.rpartition("-")[2]))
     tables = [pq.read_table(path).cast(TRACE_SCHEMA) for path in parts]
     trace = pa.concat_tables(tables) if tables else TRACE_SCHEMA.empty_table()
-    pq.write_table(trace, folder / results.TRACE)
+    write(trace, folder / results.TRACE)
     for path in parts:
         path.unlink()
     return trace

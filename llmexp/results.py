@@ -71,6 +71,7 @@ class RunResult(_Record):
     config: Mapping[str, Any]  # the resolved config
     files: Mapping[str, str] = {}  # SHA-256 of the folder's other files by name
     error: str | None = None
+    mlflow_run: str | None = None  # the id of its MLflow run
 
     def trace(self) -> pa.Table:
         """The request trace (`llmexp.client.records.TRACE_SCHEMA`), one row a request and round."""

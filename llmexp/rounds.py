@@ -3,8 +3,8 @@
 from dataclasses import asdict, dataclass
 
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
+from llmexp.client import spill
 from llmexp.client.replay import Replay, replay
 from llmexp.engines.counters import Counters, settled
 from llmexp.engines.engine import Engine
@@ -61,6 +61,7 @@ def one_round(
 ) -> None:
     """One replay from an empty cache: its trace goes to disk before anything is made of it."""
     config, workload = plan.config, plan.workload
+    spill.reserve(plan.folder, workload)
     reset_confirmed = engine.reset_cache() if config.reset_cache else None
     before = settled(engine.counters)
     text = f"{plan.name}: round {index + 1} of {config.rounds}"
@@ -81,7 +82,7 @@ def one_round(
             spill=part(plan.folder, index),
             stall_timeout_s=config.engine.stall_timeout_s,
         )
-    pq.write_table(sent.trace, part(plan.folder, index))
+    spill.write(sent.trace, part(plan.folder, index))
     if engine.steps is not None:
         so_far.steps.append(steps_of_round(engine.steps, index, sent.origin_monotonic_s))
     seen = _Seen(sent, settled(engine.counters).since(before), samples, gpu_samples, reset_confirmed)

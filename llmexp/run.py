@@ -1,16 +1,19 @@
 """One run, told from start to end: prepare, launch, warm up, replay in rounds, record."""
 
 import itertools
+import sys
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
+from typing import Literal
 
 import psutil
 from omegaconf import OmegaConf
 
-from llmexp import results, tracking
+from llmexp import interrupt, results, tracking
 from llmexp.engines.engine import NoMemoryError
 from llmexp.engines.lease import EngineLease
+from llmexp.errors import TrackingError, storage_error
 from llmexp.measure.contract import expect
 from llmexp.measure.limits import kv_bytes_per_token
 from llmexp.prepare import Preparation, account, prepare
@@ -32,11 +35,18 @@ def run(config: Config, lease: EngineLease | None = None) -> RunResult:
 
 
 def make(plan: Preparation, lease: EngineLease) -> RunResult:
-    """Makes a run that was prepared.
+    """Makes a run that was prepared. Raises StorageError where the disk refuses.
 
     An engine that finds too little memory to start is a result too, of status "refused", with what it lacked.
     A failure or interruption is raised again once everything measured until then is on disk and in MLflow.
     """
+    try:
+        return _made(plan, lease)
+    except OSError as error:
+        raise storage_error(error, plan.folder) or error from None
+
+
+def _made(plan: Preparation, lease: EngineLease) -> RunResult:
     clear(plan.folder)
     settings = plan.config.model_dump(mode="json")
     (plan.folder / results.CONFIG).write_text(OmegaConf.to_yaml(OmegaConf.create(settings)))
@@ -48,12 +58,39 @@ def make(plan: Preparation, lease: EngineLease) -> RunResult:
         _measure(plan, lease, so_far)
     except NoMemoryError as refusal:
         so_far.engine |= {"needed_bytes": refusal.needed_bytes, "available_bytes": refusal.available_bytes}
-        return record(plan, so_far, "refused", str(refusal))
+        return _kept(plan, so_far, "refused", str(refusal))
     except BaseException as failure:
         interrupted = isinstance(failure, KeyboardInterrupt)
-        record(plan, so_far, "killed" if interrupted else "failed", str(failure) or type(failure).__name__)
+        _kept(plan, so_far, "killed" if interrupted else "failed", str(failure) or type(failure).__name__)
         raise
-    return record(plan, so_far, "complete", None)
+    return _kept(plan, so_far, "complete", None)
+
+
+def _kept(
+    plan: Preparation, so_far: SoFar, status: Literal["complete", "failed", "killed", "refused"], error: str | None
+) -> RunResult:
+    """Records the run, whatever signals come meanwhile; where the disk refuses, MLflow at least is told why."""
+    with interrupt.held():
+        try:
+            return record(plan, so_far, status, error)
+        except OSError as refusal:
+            if so_far.tracked is not None:
+                with suppress(TrackingError):
+                    tracking.close_run(so_far.tracked, "failed", f"{plan.folder}: {refusal.strerror or refusal}")
+            raise
+
+
+def _tracked(plan: Preparation) -> tracking.TrackedRun | None:
+    """Opens the MLflow run; None where that fails and the study will tell MLflow at its end."""
+    if not plan.config.tracking.enabled:
+        return None
+    try:
+        return tracking.start_run(plan.config, plan.study, plan.name)
+    except TrackingError as failure:
+        if plan.config.run.parent_run_id is None:
+            raise
+        print(f"{plan.name}: {failure}; it is told later", file=sys.stderr)
+        return None
 
 
 def _measure(plan: Preparation, lease: EngineLease, so_far: SoFar) -> None:
@@ -61,8 +98,7 @@ def _measure(plan: Preparation, lease: EngineLease, so_far: SoFar) -> None:
 
     def while_starting() -> None:
         so_far.audit = account(config, workload, None)
-        if config.tracking.enabled:
-            so_far.tracked = tracking.start_run(config, plan.study, plan.name)
+        so_far.tracked = _tracked(plan)
 
     with ExitStack() as stack:
         asked = time.monotonic()

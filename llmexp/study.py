@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from llmexp import launchers, plan, results, search, tracking
 from llmexp.compose import open_keys, resolve
 from llmexp.engines.lease import EngineLease, launch_key
-from llmexp.errors import ConfigError, LlmexpError, ResultError
+from llmexp.errors import ConfigError, LlmexpError, ResultError, TrackingError
 from llmexp.plan import Design
 from llmexp.prepare import Preparation, prepare, timestamp
 from llmexp.progress import console
@@ -109,13 +109,14 @@ def sweep(arguments: Sequence[str], base: DictConfig, context: HydraContext, tas
         for failure in failures:
             console.print(f"failed: {failure}", highlight=False, markup=False, soft_wrap=True)
         status = "failed" if failures else "complete"
+        study = _conclude(shared, folder)
         if tracked:
-            _log_what_is_unlogged(jobs, shared, tracked)
-        study = _conclude(shared, folder, tracked, status)
+            _log(shared, folder, jobs, study, tracked, status)
     except BaseException as error:
         console.print(f"To go on: the same command with study.name={name}", highlight=False, soft_wrap=True)
         if tracked:
-            tracking.close_study(tracked, "failed" if status == "complete" else status)
+            with suppress(TrackingError):  # then the next command closes it
+                tracking.close_study(tracked, "failed" if status == "complete" else status)
         if not failures or not isinstance(error, ResultError):  # without a single run there is no report
             raise
     if failures:
@@ -185,21 +186,40 @@ def _search(
     assert study.search is not None
 
 
-def _conclude(shared: Config, folder: Path, tracked: tracking.TrackedRun | None, status: str) -> "Study":
-    """Shows what the runs say, and leaves the report in the folder and on the parent's MLflow page."""
+def _conclude(shared: Config, folder: Path) -> "Study":
+    """Shows what the runs say, and leaves the report in the folder."""
     from llmexp.analyze.study import load_study
     from llmexp.report.report import write_report
-    from llmexp.report.table import cells_table, to_markdown
+    from llmexp.report.table import cells_table
 
     study = load_study(folder)
     comparison = study.compare()
     console.print(cells_table(comparison))
     report = write_report(study, folder)
     console.print(f"Report: {report.markdown}", highlight=False, soft_wrap=True)
-    if tracked:
-        tracking.finish_study(tracked, status, to_markdown(comparison), folder)
-        console.print(f"MLflow: {tracking.ui_command(shared.tracking)}", highlight=False, soft_wrap=True)
     return study
+
+
+def _log(
+    shared: Config,
+    folder: Path,
+    jobs: Sequence["_Job"],
+    study: "Study",
+    tracked: tracking.TrackedRun,
+    status: str,
+) -> None:
+    """Tells MLflow of the runs that it has missed, and shows the report on the parent's page.
+
+    Raises TrackingError.
+    """
+    from llmexp.report.table import to_markdown
+
+    try:
+        _log_what_is_unlogged(jobs, shared, tracked)
+        tracking.finish_study(tracked, status, to_markdown(study.compare()), folder)
+    except TrackingError as failure:
+        raise TrackingError(f"{folder} holds all that was measured, but {failure}") from None
+    console.print(f"MLflow: {tracking.ui_command(shared.tracking)}", highlight=False, soft_wrap=True)
 
 
 def _swept(design: Design) -> dict[str, tuple[str, ...]]:
@@ -302,7 +322,7 @@ def _launch(
 
 
 def _log_what_is_unlogged(jobs: Sequence[_Job], shared: Config, tracked: tracking.TrackedRun) -> None:
-    """A process that is killed after a run's last file may not have told MLflow of it."""
+    """A process that was killed after a run's last file, or did not reach MLflow, has not told it of the run."""
     logged = tracking.logged_runs(tracked)
     for job in jobs:
         folder = job.preparation.folder
@@ -311,7 +331,7 @@ def _log_what_is_unlogged(jobs: Sequence[_Job], shared: Config, tracked: trackin
                 run = results.load_run(folder)
             except ResultError:
                 continue
-            if run.status in ("complete", "refused") and logged.get(run.name) != run.fingerprint:
+            if logged.get(run.name) != (tracking.STATUS[run.status], run.fingerprint):
                 tracking.log_again(tracked, shared.tracking, run)
 
 
@@ -334,8 +354,9 @@ def _expected_time(to_do: Sequence[_Job], runs_dir: Path, launcher: str) -> str:
     if not to_do:
         return "To do: nothing."
     alike = [run for run in _earlier(runs_dir) if _kind(run.config) == _kind(to_do[0].preparation.config.model_dump())]
-    starts = sorted(run.timings_s["engine_start"] for run in alike if run.timings_s["engine_start"] > 0)
-    rest = sorted(run.timings_s["warm_up"] + run.timings_s["rounds"] for run in alike)
+    timings = [run.timings_s for run in alike if {"engine_start", "warm_up", "rounds"} <= run.timings_s.keys()]
+    starts = sorted(one["engine_start"] for one in timings if one["engine_start"] > 0)
+    rest = sorted(one["warm_up"] + one["rounds"] for one in timings)
     launches = _launches(to_do, launcher)
     if not starts or not rest:
         return f"To do: {len(to_do)} runs, {launches} launches. No earlier run of this model tells how long they take."
@@ -355,5 +376,8 @@ def _earlier(runs_dir: Path) -> Iterator[RunResult]:
                 yield run
 
 
+_KIND = {"model": "name", "gpu": "name", "engine": "kind"}
+
+
 def _kind(config: Mapping[str, Any]) -> tuple[str, ...]:
-    return config["model"]["name"], config["gpu"]["name"], config["engine"]["kind"]
+    return tuple(str(config.get(group, {}).get(key)) for group, key in _KIND.items())

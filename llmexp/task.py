@@ -16,8 +16,9 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
+from llmexp import interrupt
 from llmexp.compose import resolve
-from llmexp.errors import ConfigError, EngineError, LlmexpError, WorkloadError
+from llmexp.errors import ConfigError, EngineError, LlmexpError, WorkloadError, storage_error
 
 if TYPE_CHECKING:
     from llmexp.engines.lease import EngineLease
@@ -42,6 +43,10 @@ def make_run(composed: DictConfig, lease: "EngineLease | None" = None, worker: "
             raise
         end_with(error)
     except Exception as error:
+        if isinstance(error, OSError) and (refusal := storage_error(error)):
+            if in_study:
+                raise refusal from None
+            end_with(refusal)
         if not in_study:
             raise
         # A bug; its like may not survive the way back from another process.
@@ -61,7 +66,8 @@ class Worker:
     owner: int | None
 
     def set_up(self) -> None:
-        """Makes it so, in this process."""
+        """Makes it so, in this process, and lets signals end it in good order."""
+        interrupt.install()
         for name, value in self.environment.items():
             if value is None:
                 os.environ.pop(name, None)

@@ -1,24 +1,45 @@
 """MLflow: one store, one parent run a study, one child a run. Nothing here runs while requests are in flight."""
 
+import errno
 import fcntl
+import functools
 import logging
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from llmexp.errors import ConfigError, TrackingError
-from llmexp.results import FIGURES, Percentile, RunResult
+from llmexp import liveness
+from llmexp.errors import ConfigError, ResultError, TrackingError
+from llmexp.results import FIGURES, Percentile, RunResult, load_run
 from llmexp.schema.config import Config, TrackingConfig
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-_STATUS = {"complete": "FINISHED", "refused": "FINISHED", "failed": "FAILED", "killed": "KILLED"}
+P = ParamSpec("P")
+T = TypeVar("T")
+
+STATUS = {"complete": "FINISHED", "refused": "FINISHED", "failed": "FAILED", "killed": "KILLED"}
 _LONGEST_TAG = 5000
+TOLD_LATER = "The next llmexp command with this store tells it, or: python -m llmexp doctor --mend"
+# What MLflow's errors hold, and what that means to a user.
+_REASONS = {
+    "database is locked": "another program locks its database; end that one (fuser FILE.db names it)",
+    "database or disk is full": "the disk of its database is full; free some space",
+    "No space left on device": "its disk is full; free some space",
+    "disk I/O error": "the disk of its database fails or is full; free some space",
+    "attempt to write a readonly database": "its database is read-only; make it writable",
+    "unable to open database file": "its database cannot be opened; look at its folder's permissions",
+    "malformed": "its database is broken; give a new one by tracking.dir, and study.name=NAME logs the study anew",
+    "file is not a database": "its database is none; give a new one by tracking.dir",
+    "Connection refused": "no server answers at its address; start it again",
+    "Max retries exceeded": "no server answers at its address; start it again",
+}
 
 
 @dataclass(frozen=True)
@@ -44,15 +65,18 @@ def ui_command(config: TrackingConfig) -> str:
 def open_store(config: TrackingConfig) -> tuple["MlflowClient", str]:
     """A client and the experiment's id. A new SQLite store is made by one process while others wait.
 
-    Raises ConfigError if the store cannot be written or reached.
+    Raises ConfigError if there can be no such store, TrackingError if it cannot be written or reached now.
     """
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
     os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "4")  # 30 s; what is unlogged then is logged later
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
     for noisy in ("alembic", "mlflow", "mlflow.store.db.utils"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     from mlflow import MlflowClient
     from mlflow.exceptions import MlflowException
+    from sqlalchemy.exc import SQLAlchemyError
 
     try:
         if config.uri is not None:
@@ -66,9 +90,56 @@ def open_store(config: TrackingConfig) -> tuple["MlflowClient", str]:
             client = MlflowClient(store_uri(config))
             return client, _experiment(client, config.experiment, (folder / "artifacts").as_uri())
     except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise TrackingError(_reason(error)) from None
         raise ConfigError(f"tracking.dir: got {config.dir!r}, which cannot be written ({error.strerror})") from None
+    except SQLAlchemyError as error:
+        raise TrackingError(_reason(error)) from None
     except MlflowException as error:
+        if config.uri is None or "API request" in str(error) or "OperationalError" in str(error):
+            raise TrackingError(_reason(error)) from None
         raise ConfigError(f"tracking.uri: got {config.uri!r}; {str(error).splitlines()[0]}") from None
+
+
+@contextmanager
+def told(folder: Path) -> Iterator[None]:
+    """Words the failure to log what is safe on disk. Raises TrackingError."""
+    try:
+        with _reached_by_all():
+            yield
+    except TrackingError as error:
+        raise TrackingError(f"{folder} holds all that was measured, but {error}") from None
+
+
+@contextmanager
+def _reached_by_all() -> Iterator[None]:
+    """Words whatever MLflow raises where it cannot be reached or written. Raises TrackingError."""
+    from mlflow.exceptions import MlflowException
+    from sqlalchemy.exc import SQLAlchemyError
+
+    logging.getLogger("mlflow").setLevel(logging.CRITICAL)  # it logs a traceback for every attempt
+    try:
+        yield
+    except (MlflowException, SQLAlchemyError, OSError) as error:
+        raise TrackingError(_reason(error)) from None
+
+
+def _reason(error: Exception) -> str:
+    """Why MLflow could not be told, and what to do about it, from what it raises."""
+    said = str(error)
+    for sign, reason in _REASONS.items():
+        if sign in said:
+            return f"MLflow could not be told: {reason}"
+    return f"MLflow could not be told: {said.splitlines()[0] if said else type(error).__name__}"
+
+
+def _reached(function: Callable[P, T]) -> Callable[P, T]:
+    @functools.wraps(function)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> T:
+        with _reached_by_all():
+            return function(*args, **kwargs)
+
+    return wrapper
 
 
 def _make_database(database: Path, artifacts: Path) -> None:
@@ -93,24 +164,37 @@ def _experiment(client: "MlflowClient", name: str, artifacts: str | None) -> str
     return str(client.create_experiment(name, artifacts, tags=kind))
 
 
+@_reached
 def start_study(config: Config, name: str, command: str) -> TrackedRun:
     """Opens the parent run of a study, the one it had before if it is resumed."""
     client, experiment = open_store(config.tracking)
+    mend(client, experiment)
+    place = {"llmexp.process": liveness.mark(), "llmexp.folder": str(Path(config.runs_dir).absolute() / name)}
     same = f"tags.`llmexp.kind` = 'study' and tags.`llmexp.study` = '{name}'"
     for earlier in client.search_runs([experiment], same, max_results=1):
         client.update_run(earlier.info.run_id, status="RUNNING")
+        set_tags(TrackedRun(client, earlier.info.run_id), place)
         return TrackedRun(client, earlier.info.run_id)
-    tags = {"llmexp.kind": "study", "llmexp.study": name, "llmexp.command": command}
+    tags = {"llmexp.kind": "study", "llmexp.study": name, "llmexp.command": command, **place}
     return TrackedRun(client, client.create_run(experiment, run_name=name, tags=tags).info.run_id)
 
 
+@_reached
 def start_run(config: Config, study: str, name: str) -> TrackedRun:
     """Opens the run of a job, under its study's parent where it has one; an earlier attempt is deleted."""
     from mlflow.entities import Param
 
     client, experiment = open_store(config.tracking)
-    tags = {"llmexp.kind": "run", "llmexp.study": study, "llmexp.trial": str(config.run.trial)}
-    if config.run.parent_run_id:
+    tags = {
+        "llmexp.kind": "run",
+        "llmexp.study": study,
+        "llmexp.trial": str(config.run.trial),
+        "llmexp.process": liveness.mark(),
+        "llmexp.folder": str(Path(config.runs_dir).absolute() / study / name),
+    }
+    if config.run.parent_run_id is None:
+        mend(client, experiment)
+    else:
         tags["mlflow.parentRunId"] = config.run.parent_run_id
         same = f"tags.`mlflow.parentRunId` = '{config.run.parent_run_id}' and attributes.run_name = '{name}'"
         for earlier in client.search_runs([experiment], same):
@@ -155,30 +239,13 @@ def _leaves(prefix: str, section: Any) -> dict[str, Any]:
     }
 
 
-@contextmanager
-def told(folder: Path) -> Iterator[None]:
-    """Words the failure to log a run that is safe on disk.
-
-    Raises TrackingError.
-    """
-    from mlflow.exceptions import MlflowException
-    from sqlalchemy.exc import SQLAlchemyError
-
-    logging.getLogger("mlflow").setLevel(logging.CRITICAL)  # it logs a traceback for every attempt
-    try:
-        yield
-    except (MlflowException, SQLAlchemyError, OSError) as error:
-        raise TrackingError(
-            f"{folder} holds all that was measured, but MLflow could not be told of it: {str(error).splitlines()[0]}"
-        ) from None
-
-
 def _values(measures: Mapping[str, float], percentiles: Mapping[str, Percentile]) -> dict[str, float]:
     """Measures, and the percentiles that their samples support."""
     supported = {name: one.value for name, one in percentiles.items() if one.value is not None}
     return {**measures, **supported}
 
 
+@_reached
 def finish_run(run: TrackedRun, result: RunResult) -> None:
     """Logs a run's measures, one step a round, and its files, and closes it."""
     from mlflow.entities import Metric
@@ -207,22 +274,24 @@ def finish_run(run: TrackedRun, result: RunResult) -> None:
         },
     )
     run.client.log_artifacts(run.run_id, str(result.folder))
-    run.client.set_terminated(run.run_id, _STATUS[result.status])
+    run.client.set_terminated(run.run_id, STATUS[result.status])
 
 
-def logged_runs(study: TrackedRun) -> dict[str, str]:
-    """The runs of a study that are logged whole, by name, with their fingerprints."""
+@_reached
+def logged_runs(study: TrackedRun) -> dict[str, tuple[str, str]]:
+    """The runs of a study that are logged to their end, by name, with status and fingerprint."""
     experiment = study.client.get_run(study.run_id).info.experiment_id
-    whole = f"tags.`mlflow.parentRunId` = '{study.run_id}' and attributes.status = 'FINISHED'"
-    found: dict[str, str] = {}
+    whole = f"tags.`mlflow.parentRunId` = '{study.run_id}' and attributes.status != 'RUNNING'"
+    found: dict[str, tuple[str, str]] = {}
     token = None
     while True:
         page = study.client.search_runs([experiment], whole, page_token=token)
-        found |= {run.info.run_name: run.data.tags.get("llmexp.fingerprint", "") for run in page}
+        found |= {run.info.run_name: (run.info.status, run.data.tags.get("llmexp.fingerprint", "")) for run in page}
         if not (token := page.token):
             return found
 
 
+@_reached
 def log_again(study: TrackedRun, tracking: TrackingConfig, result: RunResult) -> None:
     """Logs a run from what it left on disk, in place of what an interrupted attempt has logged."""
     place = {**result.config["run"], "parent_run_id": study.run_id}
@@ -230,6 +299,7 @@ def log_again(study: TrackedRun, tracking: TrackingConfig, result: RunResult) ->
     finish_run(start_run(config, result.study, result.name), result)
 
 
+@_reached
 def finish_study(run: TrackedRun, status: str, note: str, folder: Path) -> None:
     """Puts the study's table on the parent's page, its files beside it, and closes it."""
     set_tags(run, {"mlflow.note.content": note})
@@ -237,12 +307,80 @@ def finish_study(run: TrackedRun, status: str, note: str, folder: Path) -> None:
         run.client.log_artifact(run.run_id, str(file))
     if (folder / FIGURES).is_dir():
         run.client.log_artifacts(run.run_id, str(folder / FIGURES), FIGURES)
-    run.client.set_terminated(run.run_id, _STATUS[status])
+    run.client.set_terminated(run.run_id, STATUS[status])
 
 
+@_reached
+def close_run(run: TrackedRun, status: str, reason: str) -> None:
+    """Closes the run of a job that could not be recorded."""
+    set_tags(run, {"llmexp.valid": "false", "llmexp.invalid_reasons": f"{status}: {reason}"})
+    run.client.set_terminated(run.run_id, STATUS[status])
+
+
+@_reached
 def close_study(run: TrackedRun, status: str) -> None:
-    """Closes the parent run of a study that did not get to its report."""
-    run.client.set_terminated(run.run_id, _STATUS[status])
+    """Closes the parent run of a study that did not get to its report, and the runs that it left open."""
+    mend(run.client, run.client.get_run(run.run_id).info.experiment_id, also_of=liveness.mark())
+    run.client.set_terminated(run.run_id, STATUS[status])
+
+
+@dataclass(frozen=True)
+class LeftOpen:
+    """A run that MLflow shows as running. `gone`: whether its process has ended; None if that cannot be told here."""
+
+    run_id: str
+    name: str
+    study: str
+    began: datetime
+    process: str
+    gone: bool | None
+
+
+@_reached
+def left_open(client: "MlflowClient", experiment: str) -> list[LeftOpen]:
+    """All runs of llmexp's that MLflow shows as running."""
+    found: list[LeftOpen] = []
+    token = None
+    while True:
+        page = client.search_runs([experiment], "attributes.status = 'RUNNING'", page_token=token)
+        for run in page:
+            tags = run.data.tags
+            if "llmexp.kind" in tags:
+                process = tags.get("llmexp.process", "")
+                began = datetime.fromtimestamp(run.info.start_time / 1000)
+                study = tags.get("llmexp.study", "")
+                found.append(
+                    LeftOpen(run.info.run_id, run.info.run_name, study, began, process, liveness.is_gone(process))
+                )
+        if not (token := page.token):
+            return found
+
+
+@_reached
+def mend(client: "MlflowClient", experiment: str, also_of: str | None = None) -> int:
+    """Closes the runs whose process has ended, or is `also_of`: as their folders tell, else as killed.
+
+    Returns how many they were.
+    """
+    mended = 0
+    for run in left_open(client, experiment):
+        of_study = client.get_run(run.run_id).data.tags["llmexp.kind"] == "study"
+        if run.gone or (run.process == also_of and not of_study):
+            _mend(TrackedRun(client, run.run_id), run)
+            mended += 1
+    return mended
+
+
+def _mend(run: TrackedRun, found: LeftOpen) -> None:
+    folder = run.client.get_run(run.run_id).data.tags.get("llmexp.folder", "")
+    try:
+        result = load_run(folder)
+    except ResultError:
+        result = None
+    if result is not None and result.mlflow_run == run.run_id:
+        finish_run(run, result)
+    else:
+        close_run(run, "killed", f"its process ended without a word ({found.process})")
 
 
 def set_tags(run: TrackedRun, tags: Mapping[str, str]) -> None:

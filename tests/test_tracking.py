@@ -152,5 +152,8 @@ def test_a_store_that_cannot_be_written_is_named() -> None:
 def test_what_cannot_be_logged_is_told_and_where_it_is_kept(tmp_path: Path) -> None:
     from mlflow.exceptions import MlflowException
 
-    with pytest.raises(TrackingError, match=f"{tmp_path} holds all that was measured.*locked"), tracking.told(tmp_path):
+    with (
+        pytest.raises(TrackingError, match=f"{tmp_path} holds all that was measured.*another program locks"),
+        tracking.told(tmp_path),
+    ):
         raise MlflowException("database is locked")

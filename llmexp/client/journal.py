@@ -56,20 +56,11 @@ def _next(journal: BinaryIO) -> Any:
 
 def preserve(path: Path, target: Path, *, round_index: int, worker: int, origin: float) -> None:
     """Makes the trace of a journal that nobody else will read, then removes what the round has left behind."""
-    import pyarrow.parquet as pq
-
     from llmexp.client.gather import gather
+    from llmexp.client.spill import write
 
     trace = gather({worker: read(path)[0]}, round_index=round_index, origin=origin)
-    pq.write_table(trace, target)
+    write(trace, target)
     path.unlink()
     if not list(path.parent.glob("journal-*")):
         shutil.rmtree(path.parent, ignore_errors=True)
-
-
-def is_gone(pid: int) -> bool:
-    """Whether a process has ended, be it that nobody has taken notice of it."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
-    except FileNotFoundError:
-        return True

@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 import llmexp
@@ -28,6 +27,7 @@ from llmexp.client.async_llm import Guest
 from llmexp.client.check import ClientCheck, check_client
 from llmexp.client.gather import gather
 from llmexp.client.requests import Requests
+from llmexp.client.spill import write
 from llmexp.client.stall import require_movement
 from llmexp.client.worker import READY, START, START_DELAY_S, STOP_WITHIN_S, Job
 from llmexp.engines.host import Host
@@ -135,7 +135,7 @@ def replay(
     trace = gather(records, round_index=round_index, origin=origin)
     if error is not None:
         if spill is not None:
-            pq.write_table(trace, spill)
+            write(trace, spill)
         raise error
     check = check_client(
         trace,

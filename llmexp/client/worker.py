@@ -27,8 +27,9 @@ from numpy.typing import NDArray
 from llmexp.client.agenda import Agenda, ClosedLoop, OpenLoop
 from llmexp.client.call import Transport
 from llmexp.client.driver import Driver
-from llmexp.client.journal import Outcome, append, is_gone, preserve
+from llmexp.client.journal import Outcome, append, preserve
 from llmexp.client.requests import Bodies, Requests
+from llmexp.liveness import has_ended
 
 READY = b"ready\n"
 START = struct.Struct("d")
@@ -126,7 +127,7 @@ async def work(job: Job, driver: Driver, start: float, progress: Callable[[int, 
 
 def preserve_orphaned(job: Job, start: float) -> None:
     """If the process that would read a job's journal has gone, leaves the trace in the run's folder."""
-    if job.spill is not None and is_gone(job.owner):
+    if job.spill is not None and has_ended(job.owner):
         target = job.spill.with_suffix(f".{job.worker}{job.spill.suffix}")
         preserve(job.journal, target, round_index=job.round_index, worker=job.worker, origin=start)
 

@@ -1,0 +1,40 @@
+"""The trace of a round on its way to the disk, which has room for it before anything is sent."""
+
+import os
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from llmexp.workloads.workload import Workload
+
+ROOM = ".room"  # a file in the run's folder that holds the place
+_BYTES_PER_REQUEST, _BYTES_PER_TOKEN = 256, 9
+_COPIES = 2  # the round's own file, and the run's, into which the rounds are joined
+_REST_BYTES = 2 << 20  # summary, counters, the engine's log
+
+
+def reserve(folder: Path, workload: Workload) -> None:
+    """Takes the room that a round's trace will need. Raises OSError where there is not so much."""
+    per_token = _BYTES_PER_TOKEN * (2 if workload.keep_text else 1)
+    trace_bytes = _BYTES_PER_REQUEST * len(workload) + per_token * int(workload.output_tokens.sum())
+    file = os.open(folder / ROOM, os.O_WRONLY | os.O_CREAT, 0o600)
+    try:
+        os.posix_fallocate(file, 0, _COPIES * trace_bytes + _REST_BYTES)
+    except OSError:
+        (folder / ROOM).unlink()
+        raise
+    finally:
+        os.close(file)
+
+
+def write(trace: pa.Table, path: Path) -> None:
+    """Writes a trace whole or not at all, into the room that was kept for it."""
+    (path.parent / ROOM).unlink(missing_ok=True)
+    partial = path.with_suffix(".partial")
+    try:
+        pq.write_table(trace, partial)
+        partial.replace(path)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise

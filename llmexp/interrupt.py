@@ -1,0 +1,45 @@
+"""Ctrl-C and SIGTERM: the first ends the work in good order, the second is answered, the third ends the process."""
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+EXIT_CODE = 130
+_ANSWER = b"llmexp: ending already, and writing down what was measured; once more ends it at once\n"
+
+_seen = 0
+_holding = _pending = False
+
+
+def install() -> None:
+    """Takes both signals in this process from now on; only its main thread can."""
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, _take)
+
+
+def _take(number: int, frame: object) -> None:
+    global _seen, _pending
+    _seen += 1
+    if _seen == 1 and not _holding:
+        raise KeyboardInterrupt
+    _pending = _pending or _seen == 1
+    if _seen > 2:
+        os._exit(EXIT_CODE)  # the engine's keeper and the client's workers notice and end too
+    os.write(2, _ANSWER)
+
+
+@contextmanager
+def held() -> Iterator[None]:
+    """Lets a block come to its end before the first signal ends the work."""
+    global _holding, _pending
+    _holding = True
+    try:
+        yield
+    finally:
+        _holding = False
+    if _pending:
+        _pending = False
+        raise KeyboardInterrupt

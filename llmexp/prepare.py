@@ -48,7 +48,7 @@ def prepare(config: Config, here: bool = True) -> Preparation:
     """
     started = time.monotonic()
     kind_of(config).check(config, here)
-    _require_writable(Path(config.runs_dir))
+    require_writable(Path(config.runs_dir))
     study = config.study.name or timestamp()
     name = config.run.name or f"cache-{config.cache.name}.max_num_seqs-{config.max_num_seqs}"
     model = models.locate(config.model)
@@ -88,10 +88,11 @@ def timestamp() -> str:
     return datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
 
 
-def _require_writable(folder: Path) -> None:
+def require_writable(folder: Path) -> None:
+    """Refuses a folder for results that cannot be written, or made where there is none yet. Raises ConfigError."""
+    there = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with TemporaryFile(dir=folder):
+        with TemporaryFile(dir=there):
             pass
     except OSError as error:
         raise ConfigError(f"runs_dir: got {str(folder)!r}, which cannot be written ({error.strerror})") from None

@@ -87,7 +87,7 @@ def record(
     measures, percentiles = over_rounds(plan, trace, good)
     if good and is_scored(plan.workload):
         measures |= _keep_answers(plan, trace, good)
-    reasons = tuple(f"round {item.index}: {reason}" for item in so_far.rounds for reason in item.invalid_reasons)
+    reasons = tuple(f"round {item.index + 1}: {reason}" for item in so_far.rounds for reason in item.invalid_reasons)
     result = RunResult(
         study=plan.study,
         name=plan.name,

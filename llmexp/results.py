@@ -2,6 +2,7 @@
 by name."""
 
 import hashlib
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -96,6 +97,7 @@ class StudyRecord(_Record):
     """
 
     name: str
+    identity: str = ""  # of this study's folder, which another of the same name does not share
     compare: str | None
     baseline: str | None
     arms: tuple[str, ...]
@@ -158,6 +160,14 @@ def save_study(record: StudyRecord, folder: str | Path) -> None:
     """Writes `study.json` into the study's folder, whole or not at all."""
     Path(folder).mkdir(parents=True, exist_ok=True)
     _save(record, Path(folder) / STUDY)
+
+
+def identity(folder: str | Path) -> str:
+    """The identity of a folder's study, a new one where there is none yet."""
+    try:
+        return load_study_record(folder).identity or uuid.uuid4().hex
+    except ResultError:
+        return uuid.uuid4().hex
 
 
 def load_study_record(folder: str | Path) -> StudyRecord:

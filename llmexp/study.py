@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ from llmexp.results import PlannedRun, RunResult, SearchRecord, StudyRecord
 from llmexp.resume import alone, is_done
 from llmexp.schema.config import Config
 from llmexp.schema.study import StudyConfig
+from llmexp.words import count
 
 if TYPE_CHECKING:
     from llmexp.analyze.study import Study
@@ -69,13 +70,16 @@ def sweep(arguments: Sequence[str], base: DictConfig, context: HydraContext, tas
     name = shared.study.name or timestamp()
     folder = Path(shared.runs_dir).absolute() / name
     OmegaConf.update(base, "hydra.sweep.dir", str(folder), force_add=True)  # where launchers keep files of their own
-    jobs = _jobs(design, shared, name, taken.shared, composed, here)
-    record = _record(design, shared, name, [job.planned for job in jobs], arguments)
+    held = _held(folder)
+    jobs = _jobs(design, shared, name, taken.shared, composed, here, held)
+    identity = results.identity(folder)
+    record = _record(design, shared, name, identity, jobs, arguments)
     to_do = [job for job in jobs if not is_done(job.preparation, here)]
     broken = sum(job.preparation.folder.exists() for job in to_do)
     console.print(
-        f"Study {name}: {len(design.arms)} arms × {len(design.cells)} cells × {design.trials} trials = "
-        f"{len(jobs)} runs on {_launches(jobs, launcher)} engine launches; {len(jobs) - len(to_do)} complete already"
+        f"Study {name}: {count(len(design.arms), 'arm')} × {count(len(design.cells), 'cell')} × "
+        f"{count(design.trials, 'trial')} = {count(len(jobs), 'run')} on "
+        f"{count(_launches(jobs, launcher), 'engine launch')}; {len(jobs) - len(to_do)} complete already"
         + (f", {broken} broken or cut off, to be made again" if broken else ""),
         highlight=False,
         soft_wrap=True,
@@ -83,8 +87,16 @@ def sweep(arguments: Sequence[str], base: DictConfig, context: HydraContext, tas
     if shared.study.plan_only:
         _print_plan(jobs, to_do, Path(shared.runs_dir), launcher)
         return None
+    others = sorted({*held.values()} - {job.planned.name for job in jobs})
+    if others and not asked.search:
+        console.print(
+            f"It holds {count(len(others), 'more run')} that this sweep does not ask for, such as {others[0]}: kept, "
+            "but not in the report",
+            highlight=False,
+            soft_wrap=True,
+        )
     results.save_study(record, folder)
-    tracked = tracking.start_study(shared, name, " ".join(arguments)) if shared.tracking.enabled else None
+    tracked = tracking.start_study(shared, name, identity, " ".join(arguments)) if shared.tracking.enabled else None
     parent = f"run.parent_run_id={tracked.run_id}" if tracked else "run.parent_run_id=null"
     status = "killed"
     failures: list[str] = []
@@ -99,8 +111,8 @@ def sweep(arguments: Sequence[str], base: DictConfig, context: HydraContext, tas
             def made(values: tuple[str, ...]) -> tuple[list[_Job], list[str]]:
                 nonlocal jobs
                 grown = plan.design({**swept, str(asked.search_key): values}, asked)
-                jobs = _jobs(grown, shared, name, taken.shared, composed, here)
-                results.save_study(_record(grown, shared, name, [job.planned for job in jobs], arguments), folder)
+                jobs = _jobs(grown, shared, name, taken.shared, composed, here, _held(folder))
+                results.save_study(_record(grown, shared, name, identity, jobs, arguments), folder)
                 return jobs, make([job for job in jobs if not is_done(job.preparation, here)])
 
             failures = _search(shared.study, made, folder)
@@ -113,14 +125,15 @@ def sweep(arguments: Sequence[str], base: DictConfig, context: HydraContext, tas
         if tracked:
             _log(shared, folder, jobs, study, tracked, status)
     except BaseException as error:
-        console.print(f"To go on: the same command with study.name={name}", highlight=False, soft_wrap=True)
+        what = f"Study {name} is not complete. To go on: the same command with study.name={name}"
+        console.print(what, highlight=False, soft_wrap=True)
         if tracked:
             with suppress(TrackingError):  # then the next command closes it
                 tracking.close_study(tracked, "failed" if status == "complete" else status)
         if not failures or not isinstance(error, ResultError):  # without a single run there is no report
             raise
     if failures:
-        raise StudyFailedError(f"{len(failures)} of {len(jobs)} runs failed; the first: {failures[0]}")
+        raise StudyFailedError(f"{len(failures)} of {count(len(jobs), 'run')} failed; the first: {failures[0]}")
     return study
 
 
@@ -181,9 +194,9 @@ def _search(
     values = {name: value for name, value in asdict(found).items() if name != "points"}  # the runs have those
     record = SearchRecord(kind=study.search, key=str(study.search_key), found=said, **values)
     results.save_search(record, folder)
+    assert study.search is not None
     console.print(said, highlight=False)
     return []
-    assert study.search is not None
 
 
 def _conclude(shared: Config, folder: Path) -> "Study":
@@ -230,8 +243,30 @@ def _swept(design: Design) -> dict[str, tuple[str, ...]]:
     return swept
 
 
-def _jobs(design: Design, shared: Config, name: str, common: Sequence[str], composed: Any, here: bool) -> list[_Job]:
-    """Every run of the design in its order, composed and checked."""
+def _held(folder: Path) -> dict[str, str]:
+    """The names of the runs that a study's folder holds, by what was asked of each."""
+    found = {}
+    for path in sorted(folder.glob(f"*/{results.SUMMARY}")):
+        with suppress(ResultError):
+            run = results.load_run(path.parent)
+            if run.status in ("complete", "refused") and (planned := run.config["run"].get("planned")):
+                found[str(planned)] = path.parent.name
+    return found
+
+
+def _jobs(
+    design: Design,
+    shared: Config,
+    name: str,
+    common: Sequence[str],
+    composed: Any,
+    here: bool,
+    held: Mapping[str, str],
+) -> list[_Job]:
+    """Every run of the design in its order, composed and checked.
+
+    A run that the study holds keeps the name under which it was made, whatever was swept then: more keys, or fewer.
+    """
     places = [f"runs_dir={plan.quoted(str(Path(shared.runs_dir).absolute()))}"]
     places += [f"tracking.dir={plan.quoted(str(Path(shared.tracking.dir).absolute()))}"]
 
@@ -249,7 +284,9 @@ def _jobs(design: Design, shared: Config, name: str, common: Sequence[str], comp
     def prepared(arm: str, cell: Any, trial: int) -> Preparation:
         key = plan.name(design, arm, cell, trial)
         if key not in ready:
-            ready[key] = prepare(composed([*overrides(arm, cell, trial), f"run.name={key}"]), here)
+            fresh = prepare(composed([*overrides(arm, cell, trial), f"run.name={key}"]), here)
+            kept = key if (fresh.folder / results.SUMMARY).exists() else held.get(fresh.asked, key)
+            ready[key] = replace(fresh, name=kept, folder=fresh.folder.parent / kept)
         return ready[key]
 
     def key_of(arm: str, cell: Any, trial: int) -> object:
@@ -272,8 +309,9 @@ def _jobs(design: Design, shared: Config, name: str, common: Sequence[str], comp
     return jobs
 
 
+        run = run.model_copy(update={"name": preparation.name})
 def _record(
-    design: Design, shared: Config, name: str, runs: Sequence[PlannedRun], arguments: Sequence[str]
+    design: Design, shared: Config, name: str, identity: str, jobs: Sequence[_Job], arguments: Sequence[str]
 ) -> StudyRecord:
     return StudyRecord(
         name=name,
@@ -285,11 +323,12 @@ def _record(
         margin=shared.study.margin,
         confidence=shared.study.confidence,
         claims=shared.study.claims,
-        runs=tuple(runs),
+        runs=tuple(job.planned for job in jobs),
         overrides=tuple(arguments),
     )
 
 
+        identity=identity,
 def _launches(jobs: Sequence[_Job], launcher: str) -> int:
     """How many engines the runs start: in one process, consecutive runs share one where they can."""
     keys = [launch_key(job.preparation.config, job.preparation.model) for job in jobs]
@@ -308,7 +347,7 @@ def _launch(
     finally:
         lease.close()
     if lease.launches:
-        console.print(f"{lease.launches} engine launches took {lease.launch_s:.0f} s", highlight=False)
+        console.print(f"{count(lease.launches, 'engine launch')} took {lease.launch_s:.0f} s", highlight=False)
     here = launchers.on_this_host(launchers.name_of(base))
     failures = []
     for i, job in enumerate(jobs):
@@ -343,7 +382,8 @@ def _print_plan(jobs: Sequence[_Job], to_do: Sequence[_Job], runs_dir: Path, lau
         table.add_column(column)
     waiting = {job.planned.name for job in to_do}
     for job in jobs:
-        state = "to do" if job.planned.name in waiting else "complete"
+        broken = job.preparation.folder.exists() and "broken or cut off, to be made again"
+        state = (broken or "to do") if job.planned.name in waiting else "complete"
         table.add_row(str(job.planned.trial), str(job.planned.position), job.planned.name, state)
     console.print(table)
     console.print(_expected_time(to_do, runs_dir, launcher), highlight=False)
@@ -359,18 +399,19 @@ def _expected_time(to_do: Sequence[_Job], runs_dir: Path, launcher: str) -> str:
     rest = sorted(one["warm_up"] + one["rounds"] for one in timings)
     launches = _launches(to_do, launcher)
     if not starts or not rest:
-        return f"To do: {len(to_do)} runs, {launches} launches. No earlier run of this model tells how long they take."
+        return f"To do: {what}. No earlier run of this model tells how long they take."
     start_s, run_s = starts[len(starts) // 2], rest[len(rest) // 2]
     total_s = launches * start_s + len(to_do) * run_s
     return (
-        f"To do: {len(to_do)} runs, {launches} launches; about {total_s / 60:.0f} min "
-        f"({start_s:.0f} s a launch and {run_s:.0f} s a run, medians of {len(alike)} earlier runs)"
+        f"To do: {what}; about {total_s / 60:.0f} min "
+        f"({start_s:.0f} s a launch and {run_s:.0f} s a run, medians of {count(len(alike), 'earlier run')})"
     )
 
 
 def _earlier(runs_dir: Path) -> Iterator[RunResult]:
     for path in runs_dir.glob(f"*/*/{results.SUMMARY}"):
         with suppress(ResultError):
+    what = f"{count(len(to_do), 'run')}, {count(launches, 'launch')}"
             run = results.load_run(path.parent)
             if run.status == "complete":
                 yield run

@@ -165,17 +165,21 @@ def _experiment(client: "MlflowClient", name: str, artifacts: str | None) -> str
 
 
 @_reached
-def start_study(config: Config, name: str, command: str) -> TrackedRun:
-    """Opens the parent run of a study, the one it had before if it is resumed."""
+def start_study(config: Config, name: str, identity: str, command: str) -> TrackedRun:
+    """Opens the parent run of a study, the one it had before if it is resumed.
+
+    A study of the same name in another folder, which may be another user's, has another `identity`.
+    """
     client, experiment = open_store(config.tracking)
     mend(client, experiment)
     place = {"llmexp.process": liveness.mark(), "llmexp.folder": str(Path(config.runs_dir).absolute() / name)}
-    same = f"tags.`llmexp.kind` = 'study' and tags.`llmexp.study` = '{name}'"
+    same = f"tags.`llmexp.kind` = 'study' and tags.`llmexp.study_id` = '{identity}'"
     for earlier in client.search_runs([experiment], same, max_results=1):
         client.update_run(earlier.info.run_id, status="RUNNING")
         set_tags(TrackedRun(client, earlier.info.run_id), place)
         return TrackedRun(client, earlier.info.run_id)
-    tags = {"llmexp.kind": "study", "llmexp.study": name, "llmexp.command": command, **place}
+    tags = {"llmexp.kind": "study", "llmexp.study": name, "llmexp.study_id": identity, "llmexp.command": command}
+    tags |= place
     return TrackedRun(client, client.create_run(experiment, run_name=name, tags=tags).info.run_id)
 
 

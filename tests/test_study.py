@@ -223,7 +223,37 @@ def test_a_plan_says_what_would_be_made_and_makes_nothing(server: GoldenServer, 
     assert "2 arms × 2 cells × 2 trials = 8 runs" in plan.stderr
     assert "cache-on.max_num_seqs-1.rounds-2.trial-1" in plan.stderr
     assert "No earlier run of this model tells how long they take" in plan.stderr
-    assert not list(tmp_path.glob("runs/*")) and not (tmp_path / "mlruns").exists()
+    assert not (tmp_path / "runs").exists() and not (tmp_path / "mlruns").exists()
+
+
+def test_a_plan_marks_what_is_broken(finished: Path, server: GoldenServer, tmp_path: Path) -> None:
+    shutil.copytree(finished / "runs", tmp_path / "runs")
+    (tmp_path / "runs" / "s" / "arm-a.trial-0" / "requests.parquet").write_bytes(b"")
+    plan = llmexp(tmp_path, server, "arm=a,b", "study.name=s", "study.plan_only=true")
+    assert "2 arms × 1 cell × 1 trial = 2 runs on 1 engine launch; 1 complete already" in plan.stderr
+    assert re.search(r"arm-a.trial-0 +broken or cut off, to be made again", plan.stderr)
+    assert re.search(r"arm-b.trial-0 +complete", plan.stderr)
+
+
+def test_a_study_goes_on_with_its_runs_whatever_keys_are_swept(server: GoldenServer, tmp_path: Path) -> None:
+    """Runs are known by what was asked of them: by fewer swept keys, then by the first ones in another order."""
+    common = ("study.name=s", "study.compare=arm", "tracking=off")
+    assert llmexp(tmp_path, server, "arm=a,b", "max_num_seqs=2,3", *common).returncode == 0
+    sent, folders = len(server.seen), sorted(path.parent for path in (tmp_path / "runs").glob("s/*/summary.json"))
+    narrow = llmexp(tmp_path, server, "arm=a,b", "max_num_seqs=2", *common)
+    assert "2 runs on 1 engine launch; 2 complete already" in narrow.stderr
+    assert (
+        "It holds 2 more runs that this sweep does not ask for, such as arm-a.max_num_seqs-3.trial-0" in narrow.stderr
+    )
+    study = load_study(tmp_path / "runs" / "s")
+    assert {run.name for run in study.runs} == {"arm-a.max_num_seqs-2.trial-0", "arm-b.max_num_seqs-2.trial-0"}
+    assert [len(pairing.pairs) for pairing in study.compare().pairings] == [1]
+    wide = llmexp(tmp_path, server, "rounds=1,2", "max_num_seqs=2,3", "arm=a,b", *common)
+    assert "8 runs on" in wide.stderr and "4 complete already" in wide.stderr, wide.stderr
+    study = load_study(tmp_path / "runs" / "s")
+    assert [len(pairing.pairs) for pairing in study.compare().pairings] == [1, 1, 1, 1]
+    assert {path.parent for path in (tmp_path / "runs").glob("s/*/summary.json")} > set(folders)
+    assert len(server.seen) > sent and len(study.runs) == 8
 
 
 def test_arms_with_other_requests_are_no_pair(server: GoldenServer, tmp_path: Path) -> None:

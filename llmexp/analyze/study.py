@@ -1,7 +1,7 @@
 """A finished study: its record and its runs, from a folder or from MLflow."""
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -181,7 +181,10 @@ def _search(client: Any, experiment_id: str, condition: str) -> list[Any]:
             return runs
 
 
-def _study(folder: Path, record: StudyRecord, runs: list[RunResult], missing: Mapping[str, str]) -> Study:
+def _study(folder: Path, record: StudyRecord, found: Sequence[RunResult], missing: Mapping[str, str]) -> Study:
+    """Runs take the places that the record gives them: one may have been made when other keys were swept."""
+    plans = {plan.name: plan for plan in record.runs}
+    runs = [run.model_copy(update={"arm": plans[run.name].arm, "cell": plans[run.name].cell}) for run in found]
     if not runs:
         raise ResultError(
             f"{folder}: none of the {len(record.runs)} planned runs has left a {SUMMARY}; start the study "

@@ -84,9 +84,6 @@ def sweep(arguments: Sequence[str], base: DictConfig, context: HydraContext, tas
         highlight=False,
         soft_wrap=True,
     )
-    if shared.study.plan_only:
-        _print_plan(jobs, to_do, Path(shared.runs_dir), launcher)
-        return None
     others = sorted({*held.values()} - {job.planned.name for job in jobs})
     if others and not asked.search:
         console.print(
@@ -95,6 +92,9 @@ def sweep(arguments: Sequence[str], base: DictConfig, context: HydraContext, tas
             highlight=False,
             soft_wrap=True,
         )
+    if shared.study.plan_only:
+        _print_plan(jobs, to_do, Path(shared.runs_dir), launcher)
+        return None
     results.save_study(record, folder)
     tracked = tracking.start_study(shared, name, identity, " ".join(arguments)) if shared.tracking.enabled else None
     parent = f"run.parent_run_id={tracked.run_id}" if tracked else "run.parent_run_id=null"
@@ -181,6 +181,7 @@ def _search(
 
     low, high, resolution = study.search_low, study.search_high, study.search_resolution
     found: search.Floor | search.Saturation
+    assert study.search is not None
     try:
         if study.search == "floor":
             found = search.floor(
@@ -194,7 +195,6 @@ def _search(
     values = {name: value for name, value in asdict(found).items() if name != "points"}  # the runs have those
     record = SearchRecord(kind=study.search, key=str(study.search_key), found=said, **values)
     results.save_search(record, folder)
-    assert study.search is not None
     console.print(said, highlight=False)
     return []
 
@@ -296,6 +296,7 @@ def _jobs(
     jobs = []
     for run in plan.order(design, key_of, shared.seed):
         preparation = prepared(run.arm, run.cell, run.trial)
+        run = run.model_copy(update={"name": preparation.name})
         place = [
             *places,
             f"run.name={run.name}",
@@ -309,12 +310,12 @@ def _jobs(
     return jobs
 
 
-        run = run.model_copy(update={"name": preparation.name})
 def _record(
     design: Design, shared: Config, name: str, identity: str, jobs: Sequence[_Job], arguments: Sequence[str]
 ) -> StudyRecord:
     return StudyRecord(
         name=name,
+        identity=identity,
         compare=design.compare,
         baseline=design.baseline,
         arms=design.arms,
@@ -328,7 +329,6 @@ def _record(
     )
 
 
-        identity=identity,
 def _launches(jobs: Sequence[_Job], launcher: str) -> int:
     """How many engines the runs start: in one process, consecutive runs share one where they can."""
     keys = [launch_key(job.preparation.config, job.preparation.model) for job in jobs]
@@ -398,6 +398,7 @@ def _expected_time(to_do: Sequence[_Job], runs_dir: Path, launcher: str) -> str:
     starts = sorted(one["engine_start"] for one in timings if one["engine_start"] > 0)
     rest = sorted(one["warm_up"] + one["rounds"] for one in timings)
     launches = _launches(to_do, launcher)
+    what = f"{count(len(to_do), 'run')}, {count(launches, 'launch')}"
     if not starts or not rest:
         return f"To do: {what}. No earlier run of this model tells how long they take."
     start_s, run_s = starts[len(starts) // 2], rest[len(rest) // 2]
@@ -411,7 +412,6 @@ def _expected_time(to_do: Sequence[_Job], runs_dir: Path, launcher: str) -> str:
 def _earlier(runs_dir: Path) -> Iterator[RunResult]:
     for path in runs_dir.glob(f"*/*/{results.SUMMARY}"):
         with suppress(ResultError):
-    what = f"{count(len(to_do), 'run')}, {count(launches, 'launch')}"
             run = results.load_run(path.parent)
             if run.status == "complete":
                 yield run

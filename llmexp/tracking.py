@@ -208,6 +208,7 @@ def start_run(config: Config, study: str, name: str) -> TrackedRun:
     return TrackedRun(client, run_id)
 
 
+
 def parameters(config: Config) -> dict[str, str]:
     """What identifies a run among its siblings, under the names of the command line; unset knobs are left out."""
     values: dict[str, Any] = {

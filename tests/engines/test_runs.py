@@ -91,7 +91,7 @@ def test_a_skipped_reset_is_caught(workplace: Workplace) -> None:
 def test_a_warm_up_that_reuses_the_workload_is_caught(workplace: Workplace) -> None:
     result = workplace.run("study.name=warmed", "warm_up.prompts=workload")
     assert not result.valid
-    assert result.invalid_reasons[0].startswith("round 0: warm_up_overlaps: the warm-up shares")
+    assert result.invalid_reasons[0].startswith("round 1: warm_up_overlaps: the warm-up shares")
 
 
 def test_pressure_makes_the_bound_a_ceiling(workplace: Workplace) -> None:

@@ -34,7 +34,7 @@ class Architecture:
                 head_dim=int(config.get("head_dim") or config["hidden_size"] // heads),
                 vocab_size=int(config["vocab_size"]),
             )
-        except KeyError:
+        except (KeyError, ValueError, TypeError, ArithmeticError):
             return None
 
     @property

@@ -93,7 +93,7 @@ def environment(python: str | None = None) -> dict[str, Any]:
         "gpus": [asdict(gpu) for gpu in gpus()],
         "os": platform.platform(),
         "python": platform.python_version(),
-        "versions": versions if python is None else versions | _versions_of_engine(python),
+        "versions": versions if python is None else versions | versions_of_engine(python),
         "git_commit": _git_commit(),
     }
 
@@ -109,8 +109,14 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _versions_of_engine(python: str) -> dict[str, str | None]:
-    """What the engine runs on by its own interpreter; None for what is only in ours."""
+@functools.cache
+def versions_of_engine(python: str | None) -> dict[str, str | None]:
+    """What the engine runs on by its own interpreter, or by this one; None for what is only in ours.
+
+    Raises ConfigError if it does not run.
+    """
+    if python is None:
+        return {name: _version(name) for name in _OF_ENGINE}
     script = (
         "import importlib.metadata as m, json; "
         f"print(json.dumps({{n: next((d.version for d in m.distributions(name=n)), None) for n in {_OF_ENGINE!r}}}))"

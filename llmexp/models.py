@@ -7,19 +7,50 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import platformdirs
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from llmexp.errors import ConfigError, LlmexpError
 from llmexp.schema.engine import ModelConfig
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+
+
+_WORDS = 2048
+_GENERATED: Mapping[str, Mapping[str, Any]] = {
+    "tiny_llama": {
+        "vocab_size": _WORDS,
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+        "max_position_embeddings": 8192,
+        "tie_word_embeddings": True,
+        "dtype": "float32",
+    },
+    "llama_8b": {  # Llama 3.1's
+        "vocab_size": 128_256,
+        "hidden_size": 4096,
+        "intermediate_size": 14_336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 131_072,
+        "rope_theta": 500_000.0,
+        "tie_word_embeddings": False,
+        "dtype": "bfloat16",
+    },
+}
 
 
 @dataclass(frozen=True)
@@ -60,7 +91,8 @@ def _folder(config: ModelConfig) -> Path:
             raise ConfigError(f"model.path: got {config.path!r}; accepted is a model folder or a Hub id (OWNER/NAME)")
         return _from_hub(config.path, config)
     if config.generated is not None:
-        return _made_once("tiny_llama-1", _make_tiny_llama)
+        dimensions = _GENERATED[config.generated]
+        return _made_once(f"{config.generated}-1", lambda folder: _make_llama(folder, dimensions))
     if config.package is not None and (gguf := _packaged_gguf(config.package)) is not None:
         return _made_once(f"{config.name}-{gguf.stem}", lambda folder: _dequantise(gguf, folder))
     if config.hub_id is not None:
@@ -68,37 +100,89 @@ def _folder(config: ModelConfig) -> Path:
     raise ConfigError(f"model={config.name}: set model.path to a model folder or a Hub id")
 
 
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+
+
+class _Facts(BaseModel):
+    """What we read of a config.json."""
+
+    model_config = ConfigDict(strict=True)
+
+    vocab_size: int = Field(gt=0, lt=2**31)
+    max_position_embeddings: int | None = Field(None, gt=0, lt=2**31)
+    bos_token_id: TokenId | list[TokenId] | None = None
+    eos_token_id: TokenId | list[TokenId] | None = None
+    pad_token_id: int | None = None  # -1 in some
+    unk_token_id: TokenId | None = None
+
+
+class _AddedToken(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+    id: TokenId
+    special: bool = False
+
+
+class _Tokenizer(BaseModel):
+    """What we read of a tokenizer.json."""
+
+    added_tokens: list[_AddedToken] = []
+
+
 def _read(config: ModelConfig, folder: Path) -> Model:
-    try:
-        facts = json.loads((folder / "config.json").read_text())
-    except FileNotFoundError:
-        raise ConfigError(f"model.path: got {str(folder)!r}; accepted is a folder with a config.json") from None
-    except ValueError as error:
-        raise ConfigError(f"{folder / 'config.json'}: not JSON ({error})") from None
-    if not isinstance(facts, dict) or not isinstance(facts.get("vocab_size"), int):
-        raise ConfigError(f"{folder / 'config.json'}: not a model's config; it has no vocab_size")
-    longest = facts.get("max_position_embeddings", config.max_model_len or 2048)
+    content = _json(folder / "config.json")
+    if content is None:
+        raise ConfigError(f"model.path: got {str(folder)!r}; accepted is a folder with a config.json")
+    facts = _checked(folder / "config.json", content, _Facts)
+    longest = facts.max_position_embeddings or config.max_model_len or 2048
     if config.max_model_len is not None and config.max_model_len > longest:
         raise ConfigError(
             f"model.max_model_len: got {config.max_model_len}; {config.name} takes {longest} tokens at most"
         )
+    tokenizer = _json(folder / "tokenizer.json")
+    added = [] if tokenizer is None else _checked(folder / "tokenizer.json", tokenizer, _Tokenizer).added_tokens
     return Model(
         name=config.name,
         path=folder,
-        vocab_size=facts["vocab_size"],
-        special_token_ids=frozenset(_special_token_ids(facts, folder)),
+        vocab_size=facts.vocab_size,
+        special_token_ids=frozenset(_special_token_ids(facts, added)),
         max_model_len=config.max_model_len or longest,
-        config=facts,
+        config=content,
     )
 
 
-def _special_token_ids(facts: Mapping[str, Any], folder: Path) -> Iterator[int]:
-    for key in ("bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id"):
-        ids = facts.get(key)
-        yield from ids if isinstance(ids, list) else [] if ids is None else [ids]
-    if (folder / "tokenizer.json").exists():
-        added = json.loads((folder / "tokenizer.json").read_text()).get("added_tokens", [])
-        yield from (token["id"] for token in added if token.get("special"))
+def _special_token_ids(facts: _Facts, added: Sequence[_AddedToken]) -> Iterator[int]:
+    for ids in (facts.bos_token_id, facts.eos_token_id, facts.pad_token_id, facts.unk_token_id):
+        yield from ids if isinstance(ids, list) else [] if ids is None or ids < 0 else [ids]
+    yield from (token.id for token in added if token.special)
+
+
+def _json(file: Path) -> dict[str, Any] | None:
+    """The object in a file of a model's; None where there is no such file. Raises ConfigError for anything else."""
+    try:
+        content = json.loads(file.read_bytes())
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be read ({error.strerror})") from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{file}: not JSON ({error})") from None
+    if not isinstance(content, dict):
+        raise ConfigError(f"{file}: not a model's; a JSON object is expected, got {type(content).__name__}")
+    return content
+
+
+Checked = TypeVar("Checked", bound=BaseModel)
+
+
+def _checked(file: Path, content: Mapping[str, Any], kind: type[Checked]) -> Checked:
+    try:
+        return kind.model_validate(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        got = "" if first["type"] == "missing" else f"; got {str(first['input'])[:60]!r}"
+        raise ConfigError(f"{file}: not a model's; {key}: {first['msg']}{got}") from None
 
 
 def _from_hub(repository: str, config: ModelConfig) -> Path:
@@ -165,12 +249,12 @@ def _dequantise(gguf: Path, folder: Path) -> None:
         raise LlmexpError(f"{gguf.name} could not be dequantised: {lines[-1] if lines else 'no reason given'}")
 
 
-def _make_tiny_llama(folder: Path) -> None:
-    """A two-layer Llama's config and a tokenizer of 2,048 one-piece words; weights are vLLM's dummies."""
+def _make_llama(folder: Path, dimensions: Mapping[str, Any]) -> None:
+    """A Llama's config and a tokenizer of 2,048 one-piece words; weights are vLLM's dummies."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     special = ["<unk>", "<s>", "</s>"]
-    words = special + [f"w{i}" for i in range(2048 - len(special))]
+    words = special + [f"w{i}" for i in range(_WORDS - len(special))]
     tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.decoder = decoders.Fuse()
@@ -179,20 +263,11 @@ def _make_tiny_llama(folder: Path) -> None:
     config = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
-        "vocab_size": len(words),
-        "hidden_size": 256,
-        "intermediate_size": 512,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 64,
         "hidden_act": "silu",
         "rms_norm_eps": 1e-5,
-        "max_position_embeddings": 8192,
-        "tie_word_embeddings": True,
         "bos_token_id": 1,
         "eos_token_id": 2,
-        "dtype": "float32",
+        **dimensions,
     }
     tokenizer_config = {
         "tokenizer_class": "PreTrainedTokenizerFast",

@@ -9,6 +9,7 @@ import pytest
 
 from llmexp import models
 from llmexp.compose import compose
+from llmexp.engines import vllm
 from llmexp.errors import ConfigError
 from llmexp.models import locate
 
@@ -72,10 +73,22 @@ def test_a_folder_by_path_and_all_kinds_of_special_tokens(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [("{", "not JSON"), ('{"max_position_embeddings": 64}', "vocab_size"), ("[]", "not a model's config")],
+    [
+        ("{", "not JSON"),
+        ("[]", "not a model's"),
+        ("[" * 100_000, "not JSON"),
+        ("\xff", "not JSON"),
+        ('{"max_position_embeddings": 64}', "vocab_size"),
+        ('{"vocab_size": 0}', "vocab_size: .*greater than 0"),
+        ('{"vocab_size": true}', "vocab_size: .*integer"),
+        ('{"vocab_size": 99999999999}', "vocab_size: .*less than"),
+        ('{"vocab_size": 9, "max_position_embeddings": "64"}', "max_position_embeddings: .*integer; got '64'"),
+        ('{"vocab_size": 9, "eos_token_id": {"a": 1}}', "eos_token_id"),
+        ('{"vocab_size": 9, "bos_token_id": [1, "x"]}', "bos_token_id"),
+    ],
 )
 def test_a_broken_config_is_named(content: str, message: str, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(content)
+    (tmp_path / "config.json").write_bytes(content.encode("latin-1"))
     with pytest.raises(ConfigError, match=message):
         locate(compose([f"model.path={tmp_path}", "model.max_model_len=null", "gpu=cpu"]).model)
 
@@ -90,3 +103,22 @@ def test_a_hub_model_that_cannot_be_had_says_what_to_do(monkeypatch: pytest.Monk
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert "ConfigError: model=qwen2_5_7b: Qwen/Qwen2.5-7B-Instruct could not be had" in done.stderr
     assert "set model.path" in done.stderr
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"added_tokens": 5}', '{"added_tokens": [{"special": true}]}'])
+def test_a_broken_tokenizer_file_is_named(content: str, tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "m")
+    (folder / "tokenizer.json").write_text(content)
+    with pytest.raises(ConfigError, match=r"tokenizer\.json"):
+        locate(compose([f"model.path={folder}", "model.max_model_len=null", "gpu=cpu"]).model)
+
+
+def test_a_model_whose_config_has_code_is_read_without_running_it(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "m", auto_map={"AutoConfig": "evil.Config"}, model_type="evil")
+    (folder / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    config = compose([f"model.path={folder}", "model.max_model_len=null", "gpu=cpu"])
+    model = locate(config.model)
+    assert "--trust-remote-code" not in vllm.arguments(config, model)
+    assert not (tmp_path / "ran").exists()
+    trusted = compose([f"model.path={folder}", "model.max_model_len=null", "gpu=cpu", "model.trust_remote_code=true"])
+    assert "--trust-remote-code" in vllm.arguments(trusted, model)

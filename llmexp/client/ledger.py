@@ -9,7 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmexp.client.call import Call
+from llmexp.secrets import redacted
 
+LONGEST_ERROR = 2000  # characters
 UNKNOWN = -1  # a token count that the server did not report
 
 # One row a request; times are absolute.
@@ -108,7 +110,7 @@ class Ledger:
         reason = call.finish_reason
         self._finish_reasons.append(self._seen_reasons.setdefault(reason, reason) if reason else None)
         if call.error is not None:
-            self._errors[position] = call.error
+            self._errors[position] = redacted(call.error)[:LONGEST_ERROR]  # in the server's words, which may be an echo
         if call.text is not None:
             self._texts[position] = call.text
         if call.logprobs is not None:

@@ -77,22 +77,23 @@ class Reading:
             elif not (choice.get("delta") or {}).get("role"):
                 self._silent.append(now)
             if choice.get("finish_reason"):
-                call.finish_reason = choice["finish_reason"]
+                call.finish_reason = _text(choice["finish_reason"])
                 if not carries_token:
                     self._finish_at = now
         if usage := chunk.get("usage"):
-            call.prompt_tokens = usage["prompt_tokens"]
-            call.output_tokens = usage.get("completion_tokens", 0)
+            call.prompt_tokens = _count(usage["prompt_tokens"])
+            call.output_tokens = _count(usage.get("completion_tokens") or 0)
             details = usage.get("prompt_tokens_details") or {}
-            call.cached_tokens = details.get("cached_tokens")
+            cached = details.get("cached_tokens")
+            call.cached_tokens = None if cached is None else _count(cached)
 
     def _content(self, choice: Mapping[str, Any]) -> tuple[str, Any]:
         """The answer's text, and what else was generated."""
         if self._api == "completions":
-            return choice.get("text") or "", None
+            return _text(choice.get("text") or ""), None
         delta = choice.get("delta") or {}
         other = delta.get("reasoning") or delta.get("reasoning_content")
-        return delta.get("content") or "", other or delta.get("refusal") or delta.get("tool_calls")
+        return _text(delta.get("content") or ""), other or delta.get("refusal") or delta.get("tool_calls")
 
     def end(self) -> None:
         """Settles the call once the response is complete."""
@@ -106,10 +107,26 @@ class Reading:
             call.chunks.append(self._finish_at)
 
 
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError
+    return value
+
+
+def _count(value: Any) -> int:
+    """A number of tokens, as the trace can hold it."""
+    if not isinstance(value, int) or not 0 <= value < 2**31:
+        raise ValueError
+    return value
+
+
 def _first_token(logprobs: Mapping[str, Any]) -> str | None:
     """The first token's alternatives and their log probabilities, as JSON of {token: log probability}."""
+    found: Mapping[str, Any] | None = None
     if top := logprobs.get("top_logprobs"):  # completions
-        return orjson.dumps(top[0]).decode()
-    if content := logprobs.get("content"):  # chat
-        return orjson.dumps({entry["token"]: entry["logprob"] for entry in content[0]["top_logprobs"]}).decode()
-    return None
+        found = top[0]
+    elif content := logprobs.get("content"):  # chat
+        found = {entry["token"]: entry["logprob"] for entry in content[0]["top_logprobs"]}
+    if found is None:
+        return None
+    return orjson.dumps({_text(token): float(value) for token, value in found.items()}).decode()

@@ -72,6 +72,8 @@ def main() -> None:
     """Serves one job."""
     os.set_blocking(1, False)
     job: Job = pickle.load(sys.stdin.buffer)
+    if job.api_key is not None:
+        os.environ["LLMEXP_API_KEY"] = job.api_key  # whatever it was called: what is kept of errors is cleaned of it
     transport = _transport(job)
     gc.freeze()
     gc.disable()  # a collection's pause would show in the times; nothing here leaves cycles behind

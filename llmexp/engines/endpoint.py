@@ -84,7 +84,8 @@ def _target(engine: EndpointConfig, model: str) -> Target:
         sound = url.scheme in ("http", "https") and bool(url.hostname) and (url.port or 1) > 0
     except ValueError:  # a port that is no number
         sound = False
-    if not sound or url.query or url.fragment or url.username:
+    sound = sound and engine.url.isprintable() and " " not in engine.url
+    if not sound or url.query or url.fragment or url.username is not None:
         raise ConfigError(f"engine.url: got {engine.url!r}; accepted is http://HOST:PORT or https://HOST")
     key = None
     if engine.api_key_env is not None:

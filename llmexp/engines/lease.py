@@ -10,6 +10,7 @@ from llmexp.engines.kinds import kind_of
 from llmexp.models import Model
 from llmexp.results import ENGINE_LOG
 from llmexp.schema.config import Config
+from llmexp.secrets import mask_file
 
 
 class EngineLease:
@@ -33,7 +34,11 @@ class EngineLease:
             self.close()
         reused = self._engine is not None
         if self._engine is None:
-            self._engine = kind_of(config).start(config, model, folder, while_starting)
+            try:
+                self._engine = kind_of(config).start(config, model, folder, while_starting)
+            except BaseException:
+                mask_file(folder / ENGINE_LOG)
+                raise
             self._key = key
             self.launches += 1
             self.launch_s += self._engine.launch_s
@@ -51,14 +56,18 @@ class EngineLease:
         log = self._engine.log
         if not keep:
             self.close()
-        if log is not None and log != folder / ENGINE_LOG:
-            shutil.copyfile(log, folder / ENGINE_LOG)
+        if log is not None:
+            mask_file(log)
+            if log != folder / ENGINE_LOG:
+                shutil.copyfile(log, folder / ENGINE_LOG)
 
     def close(self) -> None:
         """Stops the engine, if one runs."""
         if self._engine is not None:
             engine, self._engine = self._engine, None
             engine.stop()
+            if engine.log is not None:
+                mask_file(engine.log)
 
 
 def launch_key(config: Config, model: Model) -> object:

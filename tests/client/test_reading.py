@@ -193,3 +193,21 @@ def test_what_is_no_chunk_is_refused_with_its_first_bytes(payload: bytes) -> Non
     with pytest.raises(MalformedEventError, match="no chunk of a completion") as caught:
         read("completions", payload)
     assert repr(payload)[2:-1] in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "chunk",
+    [
+        {"choices": [], "usage": {"prompt_tokens": 10**12}},
+        {"choices": [], "usage": {"prompt_tokens": "many"}},
+        {"choices": [], "usage": {"prompt_tokens": -1}},
+        {"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 2**40}},
+        {"choices": [], "usage": {"prompt_tokens": 1, "prompt_tokens_details": {"cached_tokens": "all"}}},
+        completion("a", finish={"reason": "stop"}),  # type: ignore[arg-type]
+        completion(7),  # type: ignore[arg-type]
+        completion("a", logprobs={"top_logprobs": [{"a": "likely"}]}),
+    ],
+)
+def test_values_that_no_trace_can_hold_are_refused(chunk: dict[str, Any]) -> None:
+    with pytest.raises(MalformedEventError):
+        read("completions", chunk, keep_text=True)

@@ -132,3 +132,29 @@ def test_the_key_is_sent_and_left_nowhere(
     dumped = yaml.safe_load((result.folder / results.CONFIG).read_text())
     assert dumped["engine"]["api_key_env"] == "LLMEXP_TEST_KEY"
     assert KEY not in "".join(capfd.readouterr())
+
+
+def test_a_server_that_echoes_the_key_does_not_bring_it_into_the_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MYLLM", KEY)  # no name by which it could be known
+    with golden_server(ttft_s=0.05, itl_s=0.01) as server:
+        monkeypatch.setattr(type(server), "_plain", _echo_the_key)
+        with pytest.raises(EngineError, match="<secret>") as failure:
+            made(tmp_path, f"engine.url={server.url}", "engine.api_key_env=MYLLM", "workload=unique_prefix")
+    assert KEY not in str(failure.value)
+    written = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
+    assert written and not any(KEY.encode() in content for content in written)
+    assert KEY not in "".join(capfd.readouterr())
+
+
+def _echo_the_key(server: object, method: str, path: str) -> tuple[str, str, str]:
+    return "200 OK", "application/json", json.dumps({"error": f"wrong key: Bearer {KEY}"})
+
+
+@pytest.mark.parametrize(
+    "url", ["http://a b:1", "http://host:1\t", " http://host:1", "http://@host:1", "http://host:x"]
+)
+def test_what_cannot_be_an_address_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"engine\.url"):
+        endpoint.check(compose(["model=tiny_random", "gpu=cpu", "engine=endpoint", f"engine.url='{url}'"]))

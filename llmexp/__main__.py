@@ -56,12 +56,19 @@ def _report(arguments: list[str]) -> None:
 
 
 def _audit(arguments: list[str]) -> None:
-    from llmexp.workloads.command import audit
+    from llmexp.auditing import audit
 
     audit(arguments)
 
 
-_COMMANDS: dict[str, Callable[[list[str]], None]] = {"report": _report, "audit": _audit}
+def _record(arguments: list[str]) -> None:
+    from llmexp.recording import record
+
+    signal.signal(signal.SIGTERM, _interrupt)
+    record(arguments)
+
+
+_COMMANDS: dict[str, Callable[[list[str]], None]] = {"report": _report, "audit": _audit, "record": _record}
 
 
 if __name__ == "__main__":

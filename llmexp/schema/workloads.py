@@ -207,7 +207,7 @@ class Mixed(Section):
 class MultiTurn(Section):
     """Conversations: each prompt is the one before, its answer and what the user says next.
 
-    The answers in the prompts are made from the seed unless they are recorded; see llmexp.workloads.multi_turn.
+    The answers in the prompts are made from the seed unless they are recorded, by `llmexp record`.
     """
 
     kind: Literal["multi_turn"] = "multi_turn"
@@ -218,6 +218,7 @@ class MultiTurn(Section):
     output_tokens: Lengths = Field(32, description="tokens to generate at each turn")
     think_s: NonNegativeFloat = Field(0.0, description="mean pause of the user before each turn but the first")
     think: Literal["fixed", "exponential"] = Field("fixed", description="distribution of the pause")
+    answers: str | None = Field(None, description="file that `llmexp record` wrote; null: made-up answers")
     seed: Seed = 0
 
     @model_validator(mode="after")

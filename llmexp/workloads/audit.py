@@ -1,6 +1,6 @@
 """What prefix caching can do for a workload, known before anything is sent."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -53,7 +53,9 @@ class Audit:
 
     `reusable_tokens` is the number of prompt tokens that the cache serves when it starts empty, never evicts
     and requests are admitted in workload order: vLLM serves full blocks, from the prompt's start without a
-    gap, and at most `prompt_tokens - 1` of a prompt. Where `order_independent`, it is the same for any order.
+    gap, and at most `prompt_tokens - 1` of a prompt. Where `order_independent`, it is the same for any order in
+    which conversations keep theirs. Where the workload knows the generated answers, it rests on the engine to
+    give them again; `reusable_generated_tokens` is what would be lost if it gave none of them.
     """
 
     block_size: int
@@ -67,6 +69,7 @@ class Audit:
     distinct_blocks: int
     shared_blocks: int  # distinct blocks that more than one request holds
     reusable_tokens: int
+    reusable_generated_tokens: int  # of these, those in blocks that decode filled
     ideal_hit_rate: float  # reusable_tokens / prompt_tokens
     ideal_block_hit_rate: float  # blocks seen before / blocks, a partial last block included, as traces count
     order_independent: bool
@@ -95,16 +98,13 @@ def audit_of(workload: Workload, blocks: Blocks) -> Audit:
     block_size = blocks.size
     distinct, first, holders = np.unique(blocks.keys, return_index=True, return_counts=True)
     seen = _seen(blocks, first)
-    reusable = np.minimum(seen, (blocks.prompt_tokens - 1) // block_size) * block_size
+    reusable = _reusable(blocks, seen)
+    prompts_alone = _without_answers(workload, blocks)
+    seen_alone = _seen(prompts_alone, np.unique(prompts_alone.keys, return_index=True)[1])
     repeats = len(workload) - len(np.unique(blocks.whole))
     partial_repeats = _repeats_with_a_partial_block(blocks)
     all_blocks = int((-(-blocks.prompt_tokens // block_size)).sum())
     prompt_total = int(blocks.prompt_tokens.sum())
-    # Decode adds blocks that no prompt holds in full; a repeated prompt of whole blocks recomputes its last.
-    end = blocks.prompt_tokens + workload.output_tokens - 1
-    of_decode = -(-end // block_size) - np.diff(blocks.starts)
-    recomputed = int((seen * block_size == blocks.prompt_tokens).sum())
-    null_block = 1
     return Audit(
         block_size=block_size,
         requests=len(workload),
@@ -117,10 +117,11 @@ def audit_of(workload: Workload, blocks: Blocks) -> Audit:
         distinct_blocks=len(distinct),
         shared_blocks=int((holders > 1).sum()),
         reusable_tokens=int(reusable.sum()),
+        reusable_generated_tokens=int((reusable - _reusable(blocks, seen_alone)).sum()),
         ideal_hit_rate=float(reusable.sum() / prompt_total),
         ideal_block_hit_rate=float((seen.sum() + partial_repeats) / all_blocks),
-        order_independent=_order_independent(blocks, distinct, holders),
-        blocks_to_hold=len(distinct) + int(of_decode.sum()) + recomputed + null_block,
+        order_independent=_order_independent(workload, blocks, distinct, holders),
+        blocks_to_hold=_blocks_to_hold(workload, prompts_alone, seen_alone),
         reusable_by_request=reusable,
     )
 
@@ -140,22 +141,52 @@ def _seen(blocks: Blocks, first: NDArray[np.int64]) -> NDArray[np.int64]:
     return blocks.in_prompt - new
 
 
+def _reusable(blocks: Blocks, seen: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Tokens of each prompt that its `seen` blocks serve, shape `(n,)`."""
+    return np.asarray(np.minimum(seen, (blocks.prompt_tokens - 1) // blocks.size) * blocks.size)
+
+
+def _without_answers(workload: Workload, blocks: Blocks) -> Blocks:
+    """The blocks of the prompts alone, as if the engine gave none of the answers that the workload knows."""
+    answer_in = workload.columns.get("answer_in")
+    if answer_in is None or (answer_in < 0).all():
+        return blocks
+    columns = {name: values for name, values in workload.columns.items() if name != "answer_in"}
+    return blocks_of(replace(workload, columns=columns), blocks.size)
+
+
+def _blocks_to_hold(workload: Workload, blocks: Blocks, seen: NDArray[np.int64]) -> int:
+    """Decode adds blocks that no prompt holds in full; a repeated prompt of whole blocks recomputes its last."""
+    end = blocks.prompt_tokens + workload.output_tokens - 1
+    of_decode = -(-end // blocks.size) - blocks.in_prompt
+    recomputed = int((seen * blocks.size == blocks.prompt_tokens).sum())
+    null_block = 1
+    return len(np.unique(blocks.keys)) + int(of_decode.sum()) + recomputed + null_block
+
+
 def _repeats_with_a_partial_block(blocks: Blocks) -> int:
     partial = blocks.whole[blocks.prompt_tokens % blocks.size > 0]
     return len(partial) - len(np.unique(partial))
 
 
-def _order_independent(blocks: Blocks, distinct: NDArray[np.uint64], holders: NDArray[np.int64]) -> bool:
-    """Whether the reusable tokens are the same in any order of the requests.
+def _order_independent(
+    workload: Workload, blocks: Blocks, distinct: NDArray[np.uint64], holders: NDArray[np.int64]
+) -> bool:
+    """Whether the reusable tokens are the same in any order of the requests that keeps each conversation's.
 
     Hits are uses minus first uses in any order, but for prompts that end with a full block: such a prompt
     recomputes it, unless it is the first to bring it. That depends on the order only if some holders of the
-    block end there and others go on.
+    block end there and others go on, and not all of them are turns of one conversation.
     """
     ends = blocks.whole[(blocks.prompt_tokens % blocks.size == 0) & (blocks.in_prompt > 0)]
     keys, enders = np.unique(ends, return_counts=True)
-    as_many = holders[np.searchsorted(distinct, keys)] == enders
-    return bool(as_many.all())
+    open_keys = keys[holders[np.searchsorted(distinct, keys)] != enders]
+    if not len(open_keys) or "conversation" not in workload.columns:
+        return not len(open_keys)
+    conversation = np.repeat(workload.columns["conversation"], np.diff(blocks.starts))
+    held = np.isin(blocks.keys, open_keys)
+    by_conversation = {*zip(blocks.keys[held].tolist(), conversation[held].tolist(), strict=True)}
+    return len(by_conversation) == len(open_keys) and all(number >= 0 for _, number in by_conversation)
 
 
 def reuse_distances(workload: Workload, block_size: int) -> NDArray[np.int64]:
@@ -221,13 +252,22 @@ class Pressure:
 
 
 def pressure(workload: Workload, block_size: int, capacity_blocks: int, concurrency: int) -> Pressure:
-    """What `concurrency` requests in flight ask of a KV cache of `capacity_blocks`."""
+    """What `concurrency` requests in flight ask of a KV cache of `capacity_blocks`.
+
+    Turns of a conversation come one after the other, so that no more can be in flight than there are conversations.
+    """
     held = -(-(workload.prompt_tokens.astype(np.int64) + workload.output_tokens - 1) // block_size)
-    together = min(concurrency, len(held))
+    together = min(concurrency, _most_at_once(workload))
     sums = np.concatenate([[0], np.cumsum(held)])
     windows = sums[together:] - sums[:-together]
     mean, peak = float(windows.mean()), int(windows.max())
     return Pressure(capacity_blocks, concurrency, mean, peak, mean / capacity_blocks, peak / capacity_blocks)
+
+
+def _most_at_once(workload: Workload) -> int:
+    """How many requests wait for no other: those that stand alone, and one of each conversation."""
+    conversation = workload.columns.get("conversation", np.full(len(workload), -1))
+    return int((conversation < 0).sum()) + len(np.unique(conversation[conversation >= 0]))
 
 
 def require_no_reuse(workload: Workload, account: Audit) -> None:

@@ -1,6 +1,7 @@
 """The audit for people: a table, a JSON file and a plot."""
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import cycle
@@ -9,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
@@ -20,6 +22,7 @@ from llmexp.workloads.workload import Workload
 
 JSON, PLOT = "workload_audit.json", "workload_audit.png"
 WIDTH = 100
+STEPS = 6
 STYLES = ("-", "--", ":", "-.")
 
 
@@ -29,13 +32,14 @@ def report(
     capacities: Sequence[int],
     folder: Path,
     concurrency: int = 16,
+    kv_bytes_per_token: int | None = None,
     console: Console | None = None,
 ) -> dict[str, Any]:
     """Prints the audit of a workload, and writes it to `folder` as JSON and PNG; returns what the JSON holds.
 
-    `capacities` are KV cache sizes in tokens; without any, those that hold an eighth to all of the workload.
-    `concurrency` is the number of requests in flight that the pressure is reckoned for. Raises ConfigError for
-    a capacity below one block.
+    `capacities` are KV cache sizes in tokens; without any, powers of 2 from what holds the longest request to what
+    holds the whole workload. `concurrency` is the number of requests in flight that the pressure is reckoned for.
+    `kv_bytes_per_token` says what they are in bytes. Raises ConfigError for a capacity below one block.
     """
     accounts: list[Audit] = []
     distances: list[NDArray[np.int64]] = []
@@ -43,14 +47,14 @@ def report(
         blocks = blocks_of(workload, size)
         accounts.append(audit_of(workload, blocks))
         distances.append(distances_of(blocks))
-    to_hold = max(account.blocks_to_hold * account.block_size for account in accounts)
-    capacities = capacities or [max(-(-to_hold // part), *block_sizes, 1) for part in (8, 4, 2, 1)]
+    capacities = capacities or _capacities(workload, accounts)
     if min(capacities) < max(block_sizes):
         raise ConfigError(f"a KV capacity of {min(capacities)} tokens is below one block of {max(block_sizes)}")
     caches = [
         {
             "block_size": account.block_size,
             "capacity_tokens": capacity,
+            "capacity_bytes": kv_bytes_per_token and capacity * kv_bytes_per_token,
             "lru_hit_rate": _lru_hit_rate(account, distance, capacity),
             "pressure": asdict(pressure(workload, account.block_size, capacity // account.block_size, concurrency)),
         }
@@ -72,6 +76,16 @@ def report(
     console.print(_cache_table(caches, concurrency))
     console.print(f"Written: {folder / JSON}, {folder / PLOT}", highlight=False, soft_wrap=True)
     return content
+
+
+def _capacities(workload: Workload, accounts: Sequence[Audit]) -> list[int]:
+    """At most `STEPS` powers of 2, from what holds the longest request to what holds the whole workload."""
+    longest = int((workload.prompt_tokens.astype(np.int64) + workload.output_tokens).max())
+    all_of_it = max(account.blocks_to_hold * account.block_size for account in accounts)
+    block = max(account.block_size for account in accounts)
+    first, last = (math.ceil(math.log2(tokens)) for tokens in (max(longest, block), max(longest, block, all_of_it)))
+    stride = max(math.ceil((last - first) / (STEPS - 1)), 1)
+    return [2**exponent for exponent in range(last, first - 1, -stride)][::-1]
 
 
 def _lru_hit_rate(account: Audit, distances: NDArray[np.int64], capacity_tokens: int) -> float:
@@ -105,6 +119,7 @@ def _account_table(workload: Workload, accounts: Sequence[Audit]) -> Table:
         "distinct": lambda account: f"{account.distinct_blocks:,}",
         "shared": lambda account: f"{account.shared_blocks:,}",
         "reusable prompt tokens": lambda account: f"{account.reusable_tokens:,}",
+        "in blocks that decode fills": lambda account: f"{account.reusable_generated_tokens:,}",
         "ideal hit rate, by token": lambda account: f"{account.ideal_hit_rate:.4f}",
         "ideal hit rate, by block": lambda account: f"{account.ideal_block_hit_rate:.4f}",
         "the same in any order": lambda account: "yes" if account.order_independent else "no",
@@ -117,12 +132,14 @@ def _account_table(workload: Workload, accounts: Sequence[Audit]) -> Table:
 
 def _cache_table(caches: Sequence[Mapping[str, Any]], concurrency: int) -> Table:
     table = Table(title=f"KV caches, {concurrency} requests in flight", title_justify="left")
-    for heading in ("tokens", "block", "LRU hit rate", "mean demand", "peak demand"):
+    known = caches[0]["capacity_bytes"] is not None
+    for heading in ("tokens", *(["GiB"] if known else []), "blocks of", "LRU hit rate", "mean demand", "peak demand"):
         table.add_column(heading, justify="right")
     for cache in caches:
         asked = cache["pressure"]
         table.add_row(
             f"{cache['capacity_tokens']:,}",
+            *([f"{cache['capacity_bytes'] / 2**30:,.3g}"] if known else []),
             str(cache["block_size"]),
             f"{cache['lru_hit_rate']:.4f}",
             f"{asked['mean_share']:.0%}",
@@ -151,16 +168,19 @@ def _plot(
     by_position.set(
         title="Reuse by position",
         xlabel="position in the prompt (tokens)",
-        ylabel="share of the prompts that reach it",
+        ylabel="can be hits, of the prompts that reach it",
         ylim=(-0.02, 1.02),
     )
     by_capacity.set(
         title="Reuse distance: hit rate of an LRU cache",
-        xlabel="KV capacity (tokens)",
+        xlabel="KV capacity (tokens; K: 1,024, M: 1,024²)",
         ylabel="hit tokens / prompt tokens",
         ylim=(-0.02, 1.02),
-        xscale="log",
     )
+    by_capacity.set_xscale("log", base=2)
+    by_capacity.xaxis.set_major_locator(LogLocator(base=2, numticks=9))
+    by_capacity.xaxis.set_major_formatter(FuncFormatter(lambda tokens, _: _in_binary(tokens)))
+    by_capacity.xaxis.set_minor_locator(NullLocator())
     for capacity in capacities:
         label = "capacities in the table" if capacity == capacities[0] else None
         by_capacity.axvline(capacity, color="0.7", linewidth=0.8, zorder=0, label=label)
@@ -170,6 +190,13 @@ def _plot(
         axes.spines[["top", "right"]].set_visible(False)
     figure.suptitle(f"{workload.name}: {len(workload):,} requests", fontsize="medium")
     return figure
+
+
+def _in_binary(tokens: float) -> str:
+    for size, letter in ((2**20, "M"), (2**10, "K")):
+        if tokens >= size:
+            return f"{tokens / size:g}{letter}"
+    return f"{tokens:g}"
 
 
 def _hit_rates(account: Audit, distances: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:

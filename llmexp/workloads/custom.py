@@ -53,12 +53,7 @@ def custom(config: Custom, model: Model) -> Workload:
     """
     is_saved = config.path.endswith(".parquet")
     workload = store.load(config.path) if is_saved else _from_json_lines(config, model)
-    for i, prompt in enumerate(workload.prompts()):
-        if prompt.max(initial=0) >= model.vocab_size or prompt.min(initial=0) < 0:
-            wrong = prompt.max() if prompt.max() >= model.vocab_size else prompt.min()
-            raise WorkloadError(
-                f"{config.path}: request {i} has token id {wrong}; {model.name} has ids below {model.vocab_size}"
-            )
+    require_known_tokens(config.path, workload, model)
     kept = np.arange(len(workload))[: config.limit]
     if config.order == "shuffled":
         if workload.arrivals_s is not None or "conversation" in workload.columns:
@@ -66,6 +61,16 @@ def custom(config: Custom, model: Model) -> Workload:
         kept = kept[permutation(len(kept), config.seed, "order")]
     recipe = {"file_sha256": sha256_of(config.path), "saved_recipe": dict(workload.recipe)}
     return replace(selected(workload, kept), name=config.kind, recipe=recipe)
+
+
+def require_known_tokens(path: str, workload: Workload, model: Model) -> None:
+    """Raises WorkloadError if prompts that came from a file hold token ids that the model does not have."""
+    for i, prompt in enumerate(workload.prompts()):
+        if prompt.max(initial=0) >= model.vocab_size or prompt.min(initial=0) < 0:
+            wrong = prompt.max() if prompt.max() >= model.vocab_size else prompt.min()
+            raise WorkloadError(
+                f"{path}: request {i} has token id {wrong}; {model.name} has ids below {model.vocab_size}"
+            )
 
 
 def selected(workload: Workload, kept: NDArray[np.int64]) -> Workload:

@@ -1,8 +1,8 @@
 """Conversations. What a later prompt reuses depends on whether it holds the answer that the engine gave.
 
 Built from a seed, prompts hold made-up answers: only the prompt part of an earlier turn can be reused. To
-replay a conversation as it would go on, `record` the engine's answers once, save the result and replay it as
-`workload=custom`: then every arm is sent the same recorded tokens, and what decode left in the cache counts.
+replay a conversation as it would go on, `llmexp record` has an engine answer once, and `workload.answers` takes
+the file: then every arm is sent the same recorded tokens, and what decode left in the cache counts.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,10 +12,13 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from llmexp.errors import WorkloadError
+from llmexp.errors import ConfigError, WorkloadError
 from llmexp.models import Model
 from llmexp.schema.workloads import MultiTurn
+from llmexp.workloads import store
+from llmexp.workloads.custom import require_known_tokens
 from llmexp.workloads.draws import Vocabulary, lengths, uniforms
+from llmexp.workloads.files import sha256_of
 from llmexp.workloads.workload import Tokens, Workload
 
 CONVERSATIONS_IN_MEMORY = 64
@@ -24,8 +27,37 @@ CONVERSATIONS_IN_MEMORY = 64
 def multi_turn(config: MultiTurn, model: Model) -> Workload:
     """`num_conversations` × `turns` requests: first turns of all conversations, then second turns, and so on.
 
-    Raises WorkloadError if a user's part is too short to tell the prompts apart.
+    Raises WorkloadError if a user's part is too short to tell the prompts apart, or if the recorded answers are
+    no conversations of this shape.
     """
+    workload = _recorded(config, model) if config.answers else _made_up(config, model)
+    shape = config.turns, config.num_conversations
+    think = np.full(shape, config.think_s)
+    if config.think == "exponential":
+        think *= -np.log(uniforms(think.size, config.seed, "think")).reshape(shape)
+    think[0] = 0.0
+    return replace(workload, columns={**workload.columns, "think_s": think.ravel()})
+
+
+def _recorded(config: MultiTurn, model: Model) -> Workload:
+    """The conversations of a file, whatever the seed: all trials replay the same ones."""
+    assert config.answers is not None
+    found = store.load(config.answers)
+    if "answer_in" not in found.columns or found.recipe.get("kind") != config.kind:
+        raise WorkloadError(f"{config.answers}: a workload, but not one that `llmexp record` wrote")
+    asked = config.model_dump(mode="json")
+    for key in ("num_conversations", "turns", "system_tokens", "user_tokens", "output_tokens"):
+        if found.recipe.get(key) != asked[key]:
+            raise ConfigError(
+                f"workload.{key}: got {asked[key]}; {config.answers} was recorded with {found.recipe.get(key)}"
+            )
+    require_known_tokens(config.answers, found, model)
+    kept = ("seed", "vocabulary", "recorded_with")
+    recorded = {key: found.recipe.get(key) for key in kept}
+    return replace(found, recipe={"file_sha256": sha256_of(config.answers), "recorded": recorded})
+
+
+def _made_up(config: MultiTurn, model: Model) -> Workload:
     shape = turns, conversations = config.turns, config.num_conversations
     count = turns * conversations
     user = lengths(config.user_tokens, count, config.seed, "user").reshape(shape)
@@ -49,10 +81,6 @@ def multi_turn(config: MultiTurn, model: Model) -> Workload:
 
     prompt_tokens = config.system_tokens + np.cumsum(user, axis=0) + np.cumsum(answer, axis=0) - answer
     flat = prompt_tokens.astype(np.int32).ravel()
-    think = np.full(shape, config.think_s)
-    if config.think == "exponential":
-        think *= -np.log(uniforms(count, config.seed, "think")).reshape(shape)
-    think[0] = 0.0
     return Workload(
         name=config.kind,
         recipe={},
@@ -62,7 +90,6 @@ def multi_turn(config: MultiTurn, model: Model) -> Workload:
         columns={
             "conversation": np.tile(np.arange(conversations), turns),
             "turn": np.repeat(np.arange(turns), conversations),
-            "think_s": think.ravel(),
             "answer_in": np.full(count, -1),
         },
     )

@@ -15,9 +15,13 @@ from llmexp.client.records import TRACE_SCHEMA
 from llmexp.compose import compose
 from llmexp.engines.lease import EngineLease
 from llmexp.errors import EngineError
+from llmexp.models import locate
+from llmexp.recording import answered
 from llmexp.results import RunResult
 from llmexp.run import run
 from llmexp.schema.config import TrackingConfig
+from llmexp.workloads import store
+from llmexp.workloads.build import build
 
 # A tiny model answers in milliseconds, so that the client's lag on shared cores is a large share of any latency.
 TINY = ["model=tiny_random", "gpu=cpu", "max_num_seqs=4", "rounds=2", "client.lag_limit_ms=10000"]
@@ -32,8 +36,11 @@ class Workplace:
     lease: EngineLease
 
     def run(self, *overrides: str) -> RunResult:
+        return self.make(*SMALL, *overrides)
+
+    def make(self, *overrides: str) -> RunResult:
         places = [f"runs_dir={self.folder / 'runs'}", f"tracking.dir={self.folder / 'mlruns'}"]
-        return run(compose([*SMALL, *places, *overrides]), self.lease)
+        return run(compose([*overrides, *places]), self.lease)
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +85,25 @@ def test_a_salt_of_its_own_keeps_every_request_from_reuse(workplace: Workplace) 
     assert result.valid, result.invalid_reasons
     assert [item.contract["observed_hit_tokens"] for item in result.rounds] == [0, 0]
     assert result.rounds[0].contract["queried_tokens"] == 8 * 168
+
+
+def test_recorded_conversations_hit_what_the_engine_itself_has_generated(workplace: Workplace) -> None:
+    shape = ["workload=multi_turn", "workload.num_conversations=3", "workload.turns=3", "workload.user_tokens=48"]
+    config = compose(["model=tiny_random", "gpu=cpu", "max_num_seqs=4", *shape])
+    model = locate(config.model)
+    (workplace.folder / "recording").mkdir()
+    with workplace.lease.engine(config, model, workplace.folder / "recording", lambda: None) as (engine, _):
+        recorded = answered(build(config.workload, model), engine, config)
+    store.save(recorded, workplace.folder / "answers.parquet")
+    result = workplace.make(
+        *TINY, "study.name=recorded", *shape, f"workload.answers={workplace.folder}/answers.parquet"
+    )
+    made_up = workplace.make(*TINY, "study.name=made_up", *shape)
+    assert result.valid and made_up.valid, (result.invalid_reasons, made_up.invalid_reasons)
+    assert {item.contract["kind"] for item in made_up.rounds} == {"exact"}
+    for item in result.rounds:
+        assert item.contract["observed_hit_tokens"] == item.contract["expected_hit_tokens"]
+        assert item.contract["observed_hit_tokens"] > made_up.rounds[0].contract["observed_hit_tokens"]
 
 
 def test_a_skipped_reset_is_caught(workplace: Workplace) -> None:

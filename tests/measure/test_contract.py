@@ -13,6 +13,7 @@ from llmexp.measure.contract import Contract, Expectation, expect, judge
 from llmexp.models import Model
 from llmexp.workloads.audit import audit
 from llmexp.workloads.build import build
+from llmexp.workloads.multi_turn import record_with
 from llmexp.workloads.workload import Workload
 
 MODEL = Model("m", Path(), 1000, frozenset({0, 1}), 2048, {})
@@ -23,6 +24,19 @@ def shared(*overrides: str) -> tuple[Workload, Expectation]:
     config = compose(["gpu=cpu", "workload.num_requests=4", "workload.prefix_tokens=96", *overrides])
     workload = build(config.workload, MODEL)
     return workload, expect(config, audit(workload, BLOCK), ROOMY)
+
+
+def test_recorded_answers_count_only_where_the_engine_gives_them_again() -> None:
+    config = compose(["gpu=cpu", "workload=multi_turn", "workload.turns=2", "workload.user_tokens=16"])
+    made_up = build(config.workload, MODEL)
+    recorded = record_with(made_up, lambda prompts, counts: [[5] * count for count in counts])
+    exact, between = (expect(config, audit(each, BLOCK), ROOMY) for each in (made_up, recorded))
+    assert (exact.kind, exact.at_least) == ("exact", 0)
+    assert (between.kind, between.at_least) == ("ceiling", exact.hit_tokens)
+    assert between.hit_tokens > exact.hit_tokens
+    for hits, held in ((between.at_least - 32, False), (between.at_least, True), (between.hit_tokens, True)):
+        judged = judge(between, Counters(prefix_cache_hits_tokens=hits), TRACE_SCHEMA.empty_table())
+        assert judged.held == held
 
 
 @pytest.mark.parametrize(

@@ -136,6 +136,20 @@ def test_known_answers_count_up_to_the_token_before_the_last() -> None:
     assert audit(shorter, 4).reusable_by_request.tolist() == [0, 4]
 
 
+def test_generated_tokens_are_told_apart_from_those_of_prompts() -> None:
+    known, made_up = audit(conversation(known=True), 4), audit(conversation(known=False), 4)
+    assert (known.reusable_tokens, known.reusable_generated_tokens) == (8, 4)
+    assert (made_up.reusable_tokens, made_up.reusable_generated_tokens) == (4, 0)
+    assert known.blocks_to_hold == made_up.blocks_to_hold, "the engine may answer otherwise"
+
+
+@pytest.mark.parametrize(("conversations", "independent"), [([0, 0], True), ([0, 1], False), ([-1, -1], False)])
+def test_turns_of_a_conversation_keep_their_order(conversations: list[int], independent: bool) -> None:
+    # The second prompt goes on where the first one ends, with a full block.
+    workload = from_prompts([[1, 2], [1, 2, 3, 4]], columns={"conversation": np.array(conversations)})
+    assert audit(workload, 2).order_independent == independent
+
+
 def test_blocks_to_hold_counts_prompts_once_and_decode_apart() -> None:
     # Blocks (1, 2), (3, 4) and (5, 6); each prompt decodes 3 tokens, 2 of them with KV: one more block.
     account = audit(from_prompts([[1, 2, 3, 4], [1, 2, 5, 6]], output_tokens=3), 2)
@@ -151,6 +165,13 @@ def test_pressure_adds_up_consecutive_requests() -> None:
     workload = from_prompts([[1] * 4, [2] * 8, [3] * 2], output_tokens=3)  # 3, 5 and 2 blocks of 2
     asked = pressure(workload, 2, capacity_blocks=16, concurrency=2)
     assert (asked.mean_blocks, asked.peak_blocks, asked.peak_share) == (7.5, 8, 0.5)
+
+
+def test_pressure_of_conversations_is_that_of_one_turn_each() -> None:
+    columns = {"conversation": np.array([0, 1, 0, 1])}
+    workload = from_prompts([[1] * 4, [2] * 4, [1] * 8, [2] * 8], output_tokens=3, columns=columns)
+    asked = pressure(workload, 2, capacity_blocks=16, concurrency=8)
+    assert (asked.mean_blocks, asked.peak_blocks) == (8, 10)  # pairs of 3 and 3, 3 and 5, 5 and 5 blocks
 
 
 def test_contamination_is_an_error() -> None:

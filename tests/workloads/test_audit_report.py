@@ -1,5 +1,6 @@
 import io
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -52,9 +53,18 @@ def test_capacity_below_one_block(tmp_path: Path) -> None:
         report(build(SharedPrefix(), make_model()), [16, 128], [100], tmp_path)
 
 
-def test_default_capacities_end_with_all_of_it(tmp_path: Path) -> None:
-    workload = build(SharedPrefix(num_prefixes=3, num_requests=30), make_model())
-    content = report(workload, [16], [], tmp_path, console=Console(file=io.StringIO()))
-    account = audit(workload, 16)
-    assert content["caches"][-1]["capacity_tokens"] == account.blocks_to_hold * 16
+@pytest.mark.parametrize("num_requests", [1, 30, 3000])
+def test_default_capacities_go_by_powers_of_2_from_one_request_to_all_of_them(
+    num_requests: int, tmp_path: Path
+) -> None:
+    workload = build(SharedPrefix(num_prefixes=3, num_requests=num_requests), make_model(vocab_size=20_000))
+    text = io.StringIO()
+    content = report(workload, [16], [], tmp_path, kv_bytes_per_token=1024, console=Console(file=text, width=100))
+    account, capacities = audit(workload, 16), [each["capacity_tokens"] for each in content["caches"]]
+    assert 1 <= len(capacities) <= 6
+    assert all(math.log2(capacity).is_integer() for capacity in capacities)
+    assert capacities[0] >= 552
+    assert capacities[-1] >= account.blocks_to_hold * 16
     assert content["caches"][-1]["lru_hit_rate"] == pytest.approx(account.ideal_hit_rate)
+    assert [each["capacity_bytes"] for each in content["caches"]] == [1024 * capacity for capacity in capacities]
+    assert "GiB" in text.getvalue()

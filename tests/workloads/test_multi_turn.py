@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmexp.errors import WorkloadError
+from llmexp.errors import ConfigError, WorkloadError
 from llmexp.schema.workloads import Custom, MultiTurn
 from llmexp.workloads.audit import audit
 from llmexp.workloads.build import build
 from llmexp.workloads.multi_turn import record, record_with
 from llmexp.workloads.store import save
 from llmexp.workloads.workload import Tokens, Workload
-from tests.workloads.conftest import make_model
+from tests.workloads.conftest import from_prompts, make_model
 
 
 def respond(prompts: list[Tokens], output_tokens: list[int]) -> list[Sequence[int]]:
@@ -104,6 +104,30 @@ def test_recorded_workload_is_saved_and_replayed(tmp_path: Path) -> None:
     assert audit(replay, 8).to_json() == audit(workload, 8).to_json()
     cut = build(Custom(path=str(tmp_path / "w.parquet"), limit=4), make_model())
     assert cut.columns["answer_in"].tolist() == [3, -1, -1, -1]
+
+
+def test_recorded_answers_are_replayed_whatever_the_seed(tmp_path: Path) -> None:
+    path = tmp_path / "answers.parquet"
+    recorded = record_with(build(CONVERSATIONS, make_model()), respond)
+    save(recorded, path)
+    asked = CONVERSATIONS.model_copy(update={"answers": str(path), "seed": 7, "think_s": 1.0})
+    replayed = build(asked, make_model())
+    assert [prompt.tolist() for prompt in replayed.prompts()] == [prompt.tolist() for prompt in recorded.prompts()]
+    assert replayed.columns["answer_in"].tolist() == recorded.columns["answer_in"].tolist()
+    assert replayed.columns["think_s"].tolist() == [0.0] * 3 + [1.0] * 9
+    assert audit(replayed, 8).reusable_generated_tokens > 0
+
+
+def test_recorded_answers_of_other_conversations_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "answers.parquet"
+    save(record_with(build(CONVERSATIONS, make_model()), respond), path)
+    with pytest.raises(ConfigError, match=r"workload.turns: got 5; .* was recorded with 4"):
+        build(CONVERSATIONS.model_copy(update={"answers": str(path), "turns": 5}), make_model())
+    with pytest.raises(WorkloadError, match="has token id"):
+        build(CONVERSATIONS.model_copy(update={"answers": str(path)}), make_model(vocab_size=100))
+    save(from_prompts([[1, 2]]), path)
+    with pytest.raises(WorkloadError, match="not one that `llmexp record` wrote"):
+        build(CONVERSATIONS.model_copy(update={"answers": str(path)}), make_model())
 
 
 def test_answers_must_be_as_long_as_asked() -> None:

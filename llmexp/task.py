@@ -37,6 +37,8 @@ def make_run(composed: DictConfig, lease: "EngineLease | None" = None, worker: "
     in_study = HydraConfig.get().mode == RunMode.MULTIRUN
     try:
         config = resolve(composed)
+        if config.simulation is not None:
+            return _simulated(config)
         return _of_study(config, lease) if in_study else _single(config)
     except LlmexpError as error:
         if in_study:
@@ -114,6 +116,13 @@ def _single(config: "Config") -> str:
     if not made.valid:
         sys.exit(NOT_VALID)
     return str(made.folder)
+
+
+def _simulated(config: "Config") -> str:
+    """Makes the study of the simulator that the config describes."""
+    from llmexp.simulate.studies.make import make
+
+    return str(make(config))
 
 
 def _of_study(config: "Config", lease: "EngineLease | None") -> str:

@@ -5,6 +5,7 @@ import fcntl
 import functools
 import logging
 import os
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -207,6 +208,32 @@ def start_run(config: Config, study: str, name: str) -> TrackedRun:
     client.log_batch(run_id, params=[Param(key, value) for key, value in parameters(config).items()])
     return TrackedRun(client, run_id)
 
+
+
+def log_simulation(config: Config, study: str, title: str, measures: Mapping[str, float], folder: Path) -> None:
+    """Logs a study of the simulator as one run, with its files.
+
+    Raises ConfigError or TrackingError.
+    """
+    from mlflow.entities import Metric, Param
+
+    assert config.simulation is not None
+    with told(folder):
+        client, experiment = open_store(config.tracking)
+        tags = {
+            "llmexp.kind": "simulation",
+            "llmexp.study": study,
+            "llmexp.simulated": "true",
+            "mlflow.note.content": f"Simulated: {title}",
+        }
+        run_id = client.create_run(experiment, run_name=study, tags=tags).info.run_id
+        knobs = {f"simulation.{key}": str(value) for key, value in config.simulation.model_dump().items()}
+        params = [Param(key, value) for key, value in (parameters(config) | knobs).items()]
+        now = int(time.time() * 1000)
+        metrics = [Metric(re.sub(r"[^\w. /-]", "", name), value, now, 0) for name, value in measures.items()]
+        client.log_batch(run_id, params=params, metrics=metrics)
+        client.log_artifacts(run_id, str(folder))
+        client.set_terminated(run_id, "FINISHED")
 
 
 def parameters(config: Config) -> dict[str, str]:

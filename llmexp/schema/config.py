@@ -23,6 +23,7 @@ from llmexp.errors import ConfigError
 from llmexp.schema.engine import CacheConfig, EngineConfig, GpuConfig, KvConfig, ModelConfig, SchedulerConfig
 from llmexp.schema.load import ClientConfig, LoadConfig, SloConfig
 from llmexp.schema.section import FOLDER_NAME, InFlight, Section
+from llmexp.schema.simulation import SimulationConfig
 from llmexp.schema.study import StudyConfig
 from llmexp.schema.workloads import WorkloadConfig
 
@@ -79,6 +80,9 @@ class Config(Section):
     study: StudyConfig
     tracking: TrackingConfig
     run: RunPlace
+    simulation: SimulationConfig | None = Field(
+        default=None, discriminator="kind", description="a study of the simulator in place of a run; null: a run"
+    )
     max_num_seqs: InFlight = Field(description="most requests that the engine runs at once")
     rounds: PositiveInt = Field(le=100_000, description="replays of the workload in a run, each from an empty cache")
     reset_cache: bool = Field(default=True, description="empty the prefix cache before each round; false voids the run")

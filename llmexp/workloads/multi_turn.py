@@ -133,6 +133,13 @@ def record(workload: Workload, answers: Mapping[int, Sequence[int]]) -> Workload
     return replace(workload, prompt_at=prompt_at, columns={**workload.columns, "answer_in": answer_in})
 
 
+def as_recorded(workload: Workload) -> Workload:
+    """The conversations as they would be recorded of an engine that gives the made-up answers: each request's
+    answer is the one that the next prompt holds."""
+    following = _following(workload.columns["conversation"])
+    return replace(workload, columns={**workload.columns, "answer_in": following})
+
+
 def record_with(workload: Workload, generate: Callable[[list[Tokens], list[int]], list[Sequence[int]]]) -> Workload:
     """Records all answers turn by turn; `generate(prompts, output_tokens)` is asked for one turn at a time."""
     turns = workload.columns["turn"]

@@ -1,0 +1,1 @@
+"""The simulator's own studies: what no engine can be asked. ``make`` makes the one that a config describes."""

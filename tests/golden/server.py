@@ -79,14 +79,14 @@ class Seen:
 class GoldenServer:
     """Runs in a thread of the test's process; see `golden_server`."""
 
-    def __init__(self, behaviour: Behaviour) -> None:
+    def __init__(self, behaviour: Behaviour, port: int = 0) -> None:
         self.behaviour = behaviour
         self.seen: list[Seen] = []
         self.in_flight = 0
         self.max_in_flight = 0
         self.connections = 0
         self.resets = 0
-        self._socket = socket.create_server(("127.0.0.1", 0), backlog=1024)
+        self._socket = socket.create_server(("127.0.0.1", port), backlog=1024)
         self._socket.setblocking(False)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, daemon=True)

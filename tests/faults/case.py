@@ -1,0 +1,238 @@
+"""One injection: a study is started, a fault hits it, what is left behind is looked at, and the study resumes."""
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from llmexp import tracking
+from llmexp.errors import ResultError
+from llmexp.results import RunResult, load_run
+from llmexp.schema.config import TrackingConfig
+from tests.faults.nursery import MARK, Nursery
+
+ROOT = Path(__file__).parents[2]
+REQUESTS = 6
+STUDY = [
+    "-m", "arm=a,b", "study.name=s", "model=tiny_random", "gpu=cpu", "max_num_seqs=2", "rounds=1", "kv.block_size=32",
+    "workload=unique_prefix", f"workload.num_requests={REQUESTS}", "workload.prefix_tokens=64",
+    "workload.suffix_tokens=16", "workload.output_tokens=4", "client.lag_limit_ms=10000", "engine.stop_timeout_s=2",
+]  # fmt: skip
+RUNS = ("arm-a.trial-0", "arm-b.trial-0")
+# A request that ends so shortly before a kill may not have reached the journal: a heartbeat, on a loaded machine.
+GRACE_S = 0.06
+PATIENCE_S = 120.0
+
+
+@dataclass
+class Found:
+    """What an injection has left behind."""
+
+    fault: str
+    stage: str
+    exit_code: int | None = None
+    lost: int = 0
+    unreadable: int = 0
+    orphans: int = 0
+    running: list[str] = field(default_factory=list)  # runs that MLflow shows as running though nothing runs
+    resumed: bool = False
+    message: list[str] = field(default_factory=list)
+    traceback: bool = False
+
+    @property
+    def problems(self) -> list[str]:
+        """What did not hold."""
+        held = {
+            f"{self.lost} requests lost": self.lost == 0,
+            f"{self.unreadable} traces unreadable": self.unreadable == 0,
+            f"{self.orphans} processes left": self.orphans == 0,
+            f"MLflow shows as running: {self.running}": not self.running,
+            "it does not resume": self.resumed,
+            "a traceback": not self.traceback,
+            f"a message of {len(self.message)} lines": len(self.message) <= 3,
+            "no message": bool(self.message) or self.exit_code in (0, -signal.SIGKILL),
+        }
+        return [problem for problem, holds in held.items() if not holds]
+
+
+class Case:
+    """A study's place: its folder, store and engine, which is a stand-in unless `vllm` is asked for."""
+
+    def __init__(self, nursery: Nursery, folder: Path, store: Path | None, vllm: bool = False) -> None:
+        self.folder = folder
+        self.out = folder / "out"
+        self.notes = folder / "notes"
+        self.runs = folder / "runs" / "s"
+        self.tracking = TrackingConfig(dir=str(folder / "mlruns"))
+        self.arguments = list(STUDY)
+        self.environment = {"FAULT_NOTES": str(self.notes), "PYTHONPATH": str(ROOT)}
+        self.hit_at = float("inf")
+        self.vllm = vllm
+        self.servers: list[subprocess.Popen[bytes]] = []
+        self._nursery = nursery
+        self._mark = ""
+        self._pid = 0
+        folder.mkdir(parents=True)
+        if store is not None:
+            (folder / "mlruns").mkdir()
+            shutil.copy(store, folder / "mlruns" / "mlflow.db")
+        if not vllm:
+            python = folder / "python"
+            python.write_text(f'#!/bin/sh\nexec {sys.executable} -m tests.faults.engine "$@"\n')
+            python.chmod(python.stat().st_mode | stat.S_IXUSR)
+            self.arguments.append(f"engine.python={python}")
+
+    def close(self) -> None:
+        """Ends what the case itself has started, and whatever the fault has left."""
+        for server in self.servers:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(server.pid, signal.SIGKILL)
+            server.wait()
+        for process in self.processes():
+            process.kill()
+
+    def start(self, *more: str) -> int:
+        """Starts the study and returns its PID."""
+        self._mark = uuid.uuid4().hex
+        self.out.write_text("")
+        environment = {**self.environment, MARK: self._mark}
+        self._pid = self._nursery.start([*self.arguments, *more], self.folder, self.out, environment)
+        return self._pid
+
+    def until(self, stage: Callable[["Case"], bool]) -> None:
+        """Waits until the study has come to a stage, or has ended."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not stage(self):
+            if self._nursery.poll(self._pid) is not None:
+                raise AssertionError(f"it ended before that stage: {self.said()}")
+            assert time.monotonic() < deadline, f"it did not come to that stage: {self.said()}"
+            time.sleep(0.003)
+
+    def kill(self, pid: int, number: int = signal.SIGKILL) -> None:
+        """Sends a signal; the fault has hit."""
+        self.hit_at = min(self.hit_at, time.monotonic())
+        os.kill(pid, number)
+
+    def ended(self) -> int:
+        """Waits for the end, and returns the exit code."""
+        deadline = time.monotonic() + PATIENCE_S
+        while (code := self._nursery.poll(self._pid)) is None:
+            assert time.monotonic() < deadline, f"it does not end: {self.said()}"
+            time.sleep(0.01)
+        return code
+
+    def said(self) -> str:
+        return self.out.read_text()
+
+    def processes(self, name: str = "") -> list[psutil.Process]:
+        """The living processes that the command has started, by a word in their command line."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if (
+                    process.pid != self._pid
+                    and process.environ().get(MARK) == self._mark
+                    and name in " ".join(process.cmdline())
+                    and process.status() != psutil.STATUS_ZOMBIE
+                ):
+                    found.append(process)
+            except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+                continue
+        return found
+
+    def process(self, name: str) -> int:
+        """The PID of one of them."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not (found := self.processes(name)):
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        return found[0].pid
+
+    def results(self) -> dict[str, RunResult]:
+        found = {}
+        for name in RUNS:
+            try:
+                found[name] = load_run(self.runs / name)
+            except ResultError:
+                continue
+        return found
+
+    def answered(self) -> int:
+        """How many requests of measured rounds the engine had answered whole when the fault hit."""
+        by_reset: dict[int, int] = {}
+        for line in self.notes.read_text().splitlines() if self.notes.exists() else ():
+            resets, end_s = line.split()
+            if int(resets) > 0 and float(end_s) < self.hit_at - GRACE_S:
+                by_reset[int(resets)] = by_reset.get(int(resets), 0) + 1
+        return sum(min(count, REQUESTS) for count in by_reset.values())  # what follows warms up for the next run
+
+    def traced(self) -> tuple[int, int]:
+        """How many ended requests the traces on disk hold, and how many files of them cannot be read."""
+        rows = unreadable = 0
+        for path in self.runs.glob("*/requests*.parquet"):
+            try:
+                rows += pq.read_table(path)["error"].null_count
+            except (OSError, pa.ArrowInvalid):
+                unreadable += 1
+        return rows, unreadable
+
+    def in_mlflow(self) -> dict[str, str]:
+        """The status of every run of the store, by name."""
+        client, experiment = tracking.open_store(self.tracking)
+        return {run.info.run_name: run.info.status for run in client.search_runs([experiment])}
+
+    def look(self, found: Found) -> None:
+        """Notes what the fault has left behind."""
+        found.exit_code = self.ended()
+        deadline = time.monotonic() + 20
+        while (left := self.processes()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        found.orphans = len(left)
+        for process in left:
+            process.kill()
+        rows, found.unreadable = self.traced()
+        if not self.vllm:
+            found.lost = max(self.answered() - rows, 0)
+        found.traceback = "Traceback (most recent call last)" in self.said()
+        found.message = message(self.said())
+
+    def resume(self, found: Found) -> None:
+        """Starts the study again, undisturbed, and notes whether it comes to its whole result."""
+        for name in ("FAULT_ENGINE", "FAULT_BEHAVIOUR", "FAULT_CLOCK"):
+            self.environment.pop(name, None)
+        self.start()
+        code = self.ended()
+        results = self.results()
+        whole = code == 0 and {name: run.status for name, run in results.items()} == dict.fromkeys(RUNS, "complete")
+        shown = self.in_mlflow()
+        found.running = [name for name, status in shown.items() if status == "RUNNING"]
+        found.resumed = whole and {shown.get(name) for name in (*RUNS, "s")} == {"FINISHED"}
+        if not found.resumed:
+            found.message += [f"RESUME {code}: {self.said()[-1500:]}", str(shown)]
+
+
+def message(said: str) -> list[str]:
+    """What the command said last: its error, with the lines that belong to it."""
+    lines = said.rstrip().splitlines()
+    starts = [i for i, line in enumerate(lines) if line.startswith("llmexp: ")]
+    return lines[starts[-1] :] if starts else []
+
+
+def plain(message: list[str]) -> str:
+    """A message without what differs from one injection to the next."""
+    text = " / ".join(message)
+    text = re.sub(r"/[\w./-]*/(mlruns|runs)\b", r"\1", text)
+    return re.sub(r"(port|pid|\(') ?\d+", r"\1 N", text)

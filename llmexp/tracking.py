@@ -209,7 +209,6 @@ def start_run(config: Config, study: str, name: str) -> TrackedRun:
     return TrackedRun(client, run_id)
 
 
-
 def log_simulation(config: Config, study: str, title: str, measures: Mapping[str, float], folder: Path) -> None:
     """Logs a study of the simulator as one run, with its files.
 

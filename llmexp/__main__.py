@@ -55,6 +55,12 @@ def _report(arguments: list[str]) -> None:
     report(arguments)
 
 
+def _doctor(arguments: list[str]) -> None:
+    from llmexp.doctor import main as doctor
+
+    doctor(arguments)
+
+
 def _audit(arguments: list[str]) -> None:
     from llmexp.auditing import audit
 
@@ -64,11 +70,22 @@ def _audit(arguments: list[str]) -> None:
 def _record(arguments: list[str]) -> None:
     from llmexp.recording import record
 
-    signal.signal(signal.SIGTERM, _interrupt)
+    interrupt.install()
     record(arguments)
 
 
-_COMMANDS: dict[str, Callable[[list[str]], None]] = {"report": _report, "audit": _audit, "record": _record}
+def _calibrate(arguments: list[str]) -> None:
+    from llmexp.simulate.command import calibrate
+
+    calibrate(arguments)
+
+
+_COMMANDS: dict[str, Callable[[list[str]], None]] = {
+    "report": _report,
+    "audit": _audit, "doctor": _doctor,
+    "record": _record,
+    "calibrate": _calibrate,
+}
 
 
 if __name__ == "__main__":

@@ -12,6 +12,8 @@ from llmexp import hardware, secrets
 from llmexp.errors import ConfigError
 from llmexp.schema.config import Config, nearest, no_such_key, register_defaults, validate
 
+_SIMULATED_GPU = "h100"
+
 
 def conf_dir() -> Path:
     """The folder of config files: inside the package when installed, at the repository's root in a checkout."""
@@ -53,7 +55,8 @@ def resolve(composed: DictConfig) -> Config:
     """A composed config with the device filled in, checked against the schema."""
     if OmegaConf.select(composed, "gpu.device") == "auto":
         composed = composed.copy()
-        found = OmegaConf.load(conf_dir() / "gpu" / f"{_device()}.yaml")
+        simulated = OmegaConf.select(composed, "engine.kind") == "simulator"  # on no device of this machine
+        found = OmegaConf.load(conf_dir() / "gpu" / f"{_SIMULATED_GPU if simulated else _device()}.yaml")
         asked = {
             key: value for key, value in composed.gpu.items() if value is not None and key not in ("name", "device")
         }

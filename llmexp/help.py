@@ -34,7 +34,6 @@ _USAGE = """\
 
 # What is turned most often, first.
 _FIRST = ("max_num_seqs", "rounds", "seed", "reset_cache", "workload", "load", "cache", "kv", "model", "gpu", "engine")
-_HIDDEN = ("run",)  # set by the study
 
 
 def print_help() -> None:
@@ -60,7 +59,7 @@ def print_help() -> None:
     plain = _Keys("", "The whole run.", [])
     sections = [plain, *_sections_of(Config, "", plain.rows, base)]
     sections.sort(key=lambda each: _FIRST.index(each.name) if each.name in _FIRST else len(_FIRST))
-    for each in [plain, *(each for each in sections if each is not plain and each.name not in _HIDDEN)]:
+    for each in [plain, *(each for each in sections if each is not plain)]:
         console.print()
         if each.name:
             console.print(Text.assemble((each.title, "bold"), f": {each.meaning}"))

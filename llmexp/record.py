@@ -18,7 +18,7 @@ from llmexp import results, tracking
 from llmexp.client.records import TRACE_SCHEMA
 from llmexp.client.spill import ROOM, write
 from llmexp.engines.sampling import Sample
-from llmexp.errors import TrackingError
+from llmexp.errors import ConfigError, TrackingError
 from llmexp.measure.accuracy import accuracy_measures, changed_answers, is_scored, one_round, score, summary
 from llmexp.measure.requests import request_measures
 from llmexp.prepare import Preparation
@@ -35,6 +35,8 @@ _HASHED = (
     results.ANSWERS,
     results.ACCURACY,
     results.STEPS,
+    results.SPANS,
+    results.TIMELINE,
 )
 _OTHERS = (results.SUMMARY, results.ENGINE_LOG, results.ENGINE_STEPS)
 
@@ -58,10 +60,16 @@ def part(folder: Path, index: int) -> Path:
 
 
 def clear(folder: Path) -> None:
-    """Makes the run's folder, or empties it of what an earlier attempt left; other files stay."""
+    """Makes the run's folder, or empties it of what an earlier attempt left; other files stay.
+
+    Raises ConfigError if it, or its study's, is a link: what is there may be somebody else's.
+    """
+    for place in (folder.parent, folder):
+        if place.is_symlink():
+            raise ConfigError(f"{place}: is a link to another place; a study and its runs need folders of their own")
     folder.mkdir(parents=True, exist_ok=True)
     of_trace = folder.glob("requests*")
-    for file in [*of_trace, *(folder / name for name in (*_HASHED, *_OTHERS))]:
+    for file in [*of_trace, *folder.glob("*.partial"), *(folder / name for name in (*_HASHED, *_OTHERS))]:
         file.unlink(missing_ok=True)
 
 
@@ -85,7 +93,8 @@ def record(
         (folder / results.WORKLOAD).write_bytes(orjson.dumps(described, option=orjson.OPT_INDENT_2))
     good = [item for item in so_far.rounds if item.valid] or so_far.rounds
     measures, percentiles = over_rounds(plan, trace, good)
-    if good and is_scored(plan.workload):
+    simulated = config.engine.kind == "simulator"
+    if good and is_scored(plan.workload) and not simulated:
         measures |= _keep_answers(plan, trace, good)
     reasons = tuple(f"round {item.index + 1}: {reason}" for item in so_far.rounds for reason in item.invalid_reasons)
     result = RunResult(
@@ -95,7 +104,7 @@ def record(
         status=status,
         valid=status == "complete" and not reasons,
         invalid_reasons=reasons if status == "complete" else (*reasons, f"{status}: {error}"),
-        simulated=False,
+        simulated=simulated,
         arm=config.run.arm or config.cache.name,
         cell=config.run.cell,
         trial=config.run.trial,

@@ -14,6 +14,7 @@ from llmexp.compose import compose
 from llmexp.engines.engine import Engine
 from llmexp.engines.kinds import kind_of
 from llmexp.engines.lease import EngineLease
+from llmexp.engines.simulator import Simulator
 from llmexp.engines.target import Target
 from llmexp.errors import ConfigError, EngineError
 from llmexp.progress import phase
@@ -38,6 +39,7 @@ def record(arguments: Sequence[str]) -> None:
     workload = build(config.workload, model)
     folder = Path(tempfile.mkdtemp(prefix="llmexp-record-"))  # an error names the engine's log, which stays there
     with EngineLease(keep=False).engine(config, model, folder, lambda: None) as (engine, _):
+        assert not isinstance(engine, Simulator)
         recorded = answered(workload, engine, config)
     store.save(recorded, out)
     shutil.rmtree(folder)
@@ -79,8 +81,10 @@ def _require_recordable(config: Config, out: Path) -> None:
         raise ConfigError(f"workload: got {config.workload.kind}; only the prompts of multi_turn hold answers")
     if config.workload.answers is not None:
         raise ConfigError(f"workload.answers: got {config.workload.answers!r}; accepted here is null")
-    if config.engine.kind == "vllm_async":
-        raise ConfigError("engine: got vllm_async; accepted here is vllm_server, or endpoint with a vLLM behind it")
+    if config.engine.kind not in ("vllm_server", "endpoint"):
+        raise ConfigError(
+            f"engine: got {config.engine.kind}; accepted here is vllm_server, or endpoint with a vLLM behind it"
+        )
     if not out.parent.is_dir() or out.is_dir():
         raise ConfigError(f"--out: got {str(out)!r}; accepted is a file in a folder that there is")
     kind_of(config).check(config, True)

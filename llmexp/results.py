@@ -8,15 +8,18 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from llmexp.client.records import TRACE_SCHEMA
 from llmexp.errors import ResultError
 from llmexp.schema.study import Claim
 
 CONFIG, WORKLOAD, TRACE = "config.yaml", "workload.json", "requests.parquet"
 COUNTERS, ENGINE_LOG, SUMMARY = "counters.parquet", "engine.log", "summary.json"
 STEPS, ENGINE_STEPS = "steps.parquet", "engine-steps.csv"  # the rounds' steps; all of the launch's, as they came
+SPANS, TIMELINE = "spans.parquet", "timeline.json"  # of a simulated run: who was computed when
 ANSWERS, ACCURACY = "answers.parquet", "accuracy.json"  # where the workload has right answers
 STUDY, SEARCH, FIGURES = "study.json", "search.json", "figures"
 
@@ -43,7 +46,7 @@ class RoundResult(_Record):
     measures: Mapping[str, float]
     percentiles: Mapping[str, Percentile]
     contract: Mapping[str, Any]
-    client: Mapping[str, Any]
+    client: Mapping[str, Any]  # empty where there was none: a simulated round
 
 
 class RunResult(_Record):
@@ -75,8 +78,20 @@ class RunResult(_Record):
     mlflow_run: str | None = None  # the id of its MLflow run
 
     def trace(self) -> pa.Table:
-        """The request trace (`llmexp.client.records.TRACE_SCHEMA`), one row a request and round."""
-        return pq.read_table(self.folder / TRACE)
+        """The request trace (`llmexp.client.records.TRACE_SCHEMA`), one row a request and round.
+
+        Raises ResultError if there is none that can be read.
+        """
+        path = self.folder / TRACE
+        try:
+            trace = pq.read_table(path)
+            trace = trace.select(TRACE_SCHEMA.names).cast(TRACE_SCHEMA)
+        except (pa.ArrowException, OSError, KeyError, ValueError) as error:
+            raise ResultError(f"{path}: not the trace of a run ({str(error).partition(chr(10))[0]})") from None
+        numbers = pc.min_max(trace["request"]).as_py()
+        if len(trace) and not 0 <= numbers["min"] <= numbers["max"] < len(trace):
+            raise ResultError(f"{path}: not the trace of a run (requests number {numbers['min']} to {numbers['max']})")
+        return trace
 
 
 class PlannedRun(_Record):
@@ -150,7 +165,7 @@ def load_run(folder: str | Path) -> RunResult:
 
 def is_intact(run: RunResult) -> bool:
     """Whether the files of a run's folder are those that it wrote."""
-    return all(
+    return {CONFIG, TRACE} <= run.files.keys() and all(
         (run.folder / name).is_file() and hashlib.sha256((run.folder / name).read_bytes()).hexdigest() == sha256
         for name, sha256 in run.files.items()
     )

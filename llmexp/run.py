@@ -20,7 +20,7 @@ from llmexp.prepare import Preparation, account, prepare
 from llmexp.progress import phase
 from llmexp.record import SoFar, clear, record
 from llmexp.results import RunResult
-from llmexp.rounds import one_round, send_warm_up
+from llmexp.rounds import one_round, rounds_of, send_warm_up
 from llmexp.schema.config import Config
 
 _RUNS_MADE = itertools.count()  # in this process
@@ -113,7 +113,7 @@ def _measure(plan: Preparation, lease: EngineLease, so_far: SoFar) -> None:
         overlap_blocks = send_warm_up(plan, engine, so_far.audit)
         so_far.timings_s["warm_up"] = time.monotonic() - began
         expectation = expect(config, so_far.audit, engine.facts.num_gpu_blocks)
-        for index in range(config.rounds):
+        for index in range(rounds_of(plan)):
             one_round(plan, engine, expectation, overlap_blocks, index, so_far)
         so_far.engine["throttled"] = any(item.measures.get("gpu_throttled_share", 0.0) > 0 for item in so_far.rounds)
         so_far.timings_s["rounds"] = time.monotonic() - began - so_far.timings_s["warm_up"]

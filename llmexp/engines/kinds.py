@@ -4,8 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from llmexp.engines import endpoint, vllm_async, vllm_server
+from llmexp.engines import endpoint, simulator, vllm_async, vllm_server
 from llmexp.engines.engine import Engine
+from llmexp.engines.simulator import Simulator
 from llmexp.models import Model
 from llmexp.schema.config import Config
 
@@ -17,7 +18,7 @@ class Kind:
     having called its last argument meanwhile (EngineError); `arguments` are equal for equal engines."""
 
     check: Callable[[Config, bool], None]
-    start: Callable[[Config, Model, Path, Callable[[], None]], Engine]
+    start: Callable[[Config, Model, Path, Callable[[], None]], Engine | Simulator]
     arguments: Callable[[Config, Model], list[str]]
 
 
@@ -25,6 +26,7 @@ _KINDS = {
     "vllm_server": Kind(vllm_server.check, vllm_server.start, vllm_server.arguments),
     "vllm_async": Kind(vllm_async.check, vllm_async.start, vllm_async.arguments),
     "endpoint": Kind(endpoint.check, endpoint.start, endpoint.arguments),
+    "simulator": Kind(simulator.check, simulator.start, simulator.arguments),
 }
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from llmexp.engines.engine import Engine
 from llmexp.engines.kinds import kind_of
+from llmexp.engines.simulator import Simulator
 from llmexp.models import Model
 from llmexp.results import ENGINE_LOG
 from llmexp.schema.config import Config
@@ -21,13 +22,13 @@ class EngineLease:
         self.launches = 0
         self.launch_s = 0.0
         self._keep = keep
-        self._engine: Engine | None = None
+        self._engine: Engine | Simulator | None = None
         self._key: object = None
 
     @contextmanager
     def engine(
         self, config: Config, model: Model, folder: Path, while_starting: Callable[[], None]
-    ) -> Iterator[tuple[Engine, bool]]:
+    ) -> Iterator[tuple[Engine | Simulator, bool]]:
         """An engine for a run, and whether it ran before. Its log is in `folder` once the run has ended."""
         key = launch_key(config, model)
         if self._engine is not None and (key != self._key or not self._engine.alive):

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from llmexp.architecture import Architecture
 from llmexp.schema.config import Config
 
-_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "auto": 2}
-_KV_BYTES = {"fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1, "bfloat16": 2}
+BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "auto": 2}
+KV_BYTES = {"fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1, "bfloat16": 2}
 
 Counts = NDArray[np.int64]
 
@@ -79,7 +79,7 @@ def limit(
     decode_flops = float((2 * (layers + head) * later + pair * contexts).sum())
 
     weights = (layers + head) * weight_bytes / n
-    kv = model.kv_values_per_token * kv_bytes / min(n, model.num_kv_heads)
+    kv = model.kv_values_per_token * kv_bytes / model.kv_shards(n)
     passes = max(float(later.max(initial=0.0)), math.ceil(later.sum() / max_num_seqs))
     decode_bytes = weights * passes + kv * float(contexts.sum())
 
@@ -99,18 +99,20 @@ def limit(
 def limit_measures(config: Config, model_config: Mapping[str, Any], trace: pa.Table) -> dict[str, float]:
     """The floor of a round and the share of it that was reached, by their names in the catalog.
 
-    Empty where the device's rates, the model's dimensions or the tokens served are not known.
+    Empty where the device's rates, the model's dimensions or weights, or the tokens served are not known.
     """
     gpu, model = config.gpu, Architecture.of(model_config)
     if gpu.flops_per_s is None or gpu.bandwidth_bytes_per_s is None or model is None or not len(trace):
         return {}
+    if model.is_compressed:
+        return {}  # an upper bound of the weights gives no floor
     cached = trace["cached_tokens"]
     if not config.cache.enable_prefix_caching or config.cache.salt_requests:
         cached = pa.chunked_array([pa.array(np.zeros(len(trace), np.int32))])
     columns = [trace["prompt_tokens"], cached, trace["output_tokens"]]
     if any(column.null_count for column in columns):
         return {}
-    width = _BYTES[gpu.dtype or "auto"]
+    width = BYTES[gpu.dtype or "auto"]
     prompt_tokens, cached_tokens, output_tokens = (column.to_numpy().astype(np.int64) for column in columns)
     floor = limit(
         model,
@@ -120,7 +122,7 @@ def limit_measures(config: Config, model_config: Mapping[str, Any], trace: pa.Ta
         output_tokens=output_tokens,
         max_num_seqs=config.max_num_seqs,
         weight_bytes=width,
-        kv_bytes=_KV_BYTES.get(config.kv.dtype, width),
+        kv_bytes=KV_BYTES.get(config.kv.dtype, width),
     )
     duration_s = float(trace["end_s"].to_numpy().max() - trace["sent_s"].to_numpy().min())
     measures = {"limit_prefill_s": floor.prefill_s, "limit_decode_s": floor.decode_s, "limit_s": floor.total_s}
@@ -139,8 +141,8 @@ def kv_bytes_per_token(config: Config, model_config: Mapping[str, Any]) -> int |
     model, devices = Architecture.of(model_config), config.gpu.tensor_parallel_size
     if model is None:
         return None
-    width = _KV_BYTES.get(config.kv.dtype, _BYTES[config.gpu.dtype or "auto"])
-    return model.kv_values_per_token * width * devices // min(devices, model.num_kv_heads)
+    width = KV_BYTES.get(config.kv.dtype, BYTES[config.gpu.dtype or "auto"])
+    return model.kv_values_per_token * width * devices // model.kv_shards(devices)
 
 
 def cost_measures(config: Config, measures: Mapping[str, float]) -> dict[str, float]:

@@ -16,7 +16,7 @@ def invalid_reasons(
     config: Config,
     workload: Workload,
     trace: pa.Table,
-    check: ClientCheck,
+    check: ClientCheck | None,
     contract: Contract,
     reset_confirmed: bool | None,
     overlap_blocks: int,
@@ -24,7 +24,8 @@ def invalid_reasons(
     """Every rule of a valid measurement that a round broke, as `code: what was seen`; none for a valid round.
 
     `reset_confirmed` is the engine's answer to the reset, None where it gave none; then the contract decides.
-    `overlap_blocks` counts the KV blocks that the warm-up shares with the workload.
+    `overlap_blocks` counts the KV blocks that the warm-up shares with the workload. `check` is None where there was
+    no client: in a simulation.
     """
     if overlap_blocks:
         yield f"warm_up_overlaps: the warm-up shares {overlap_blocks} KV blocks with the workload"
@@ -44,7 +45,7 @@ def invalid_reasons(
         yield from _differ("output_tokens", done, workload.output_tokens[index])
     for broken in contract.broken:
         yield f"contract_broken: {broken}"
-    if check.saturated:
+    if check is not None and check.saturated:
         yield f"client_saturated: {check.advice}"
 
 

@@ -28,11 +28,11 @@ class ModelConfig(Section):
 class GpuConfig(Section):
     """The device, with its datasheet where one is known."""
 
-    name: str
-    device: Literal["auto", "cuda", "cpu"]
-    dtype: Dtype | None = None
+    name: str = Field(description="short name, used in tables")
+    device: Literal["auto", "cuda", "cpu"] = Field(description="auto: the first GPU, or the CPU where there is none")
+    dtype: Dtype | None = Field(default=None, description="type of weights and arithmetic; null: the model's")
     block_size: Tokens | None = Field(default=None, description="the device's usual KV block, in tokens")
-    tensor_parallel_size: PositiveInt = Field(default=1, le=1024)
+    tensor_parallel_size: PositiveInt = Field(default=1, le=1024, description="devices that share the model")
     enforce_eager: bool | None = Field(default=None, description="skip torch.compile and CUDA graphs")
     kv_cache_bytes: Bytes | None = Field(default=None, description="KV cache where `kv` sets no budget; null: vLLM's")
     memory_bytes: Bytes | None = Field(default=None, description="device memory, by the datasheet")
@@ -55,15 +55,17 @@ class KvConfig(Section):
     cache_memory_bytes: Bytes | None = Field(default=None, description="size of the KV cache")
     num_blocks: Tokens | None = Field(default=None, ge=2, description="number of KV blocks; block 0 is reserved")
     block_size: Tokens | None = Field(default=None, description="tokens in a KV block")
-    dtype: Literal["auto", "fp8", "fp8_e4m3", "fp8_e5m2", "bfloat16"] = "auto"
+    dtype: Literal["auto", "fp8", "fp8_e4m3", "fp8_e5m2", "bfloat16"] = Field(
+        default="auto", description="type of the KV cache; auto: the weights'"
+    )
 
 
 class CacheConfig(Section):
     """Prefix caching: on, off, or on with a salt of its own for every request (the machinery without reuse)."""
 
-    name: Literal["on", "off", "salted"]
-    enable_prefix_caching: bool
-    salt_requests: bool = False
+    name: Literal["on", "off", "salted"] = Field(description="short name, used in tables")
+    enable_prefix_caching: bool = Field(description="vLLM's prefix cache")
+    salt_requests: bool = Field(default=False, description="a salt of its own for every request, so that none hits")
 
 
 def _as_text(value: Any) -> Any:
@@ -127,14 +129,28 @@ class Endpoint(_Engine):
     )
 
 
-EngineConfig = Annotated[VllmServer | VllmAsync | Endpoint, Field(discriminator="kind")]
+class Simulator(Section):
+    """vLLM's scheduler and KV cache simulated, with steps that cost what a calibration or a roofline says."""
+
+    kind: Literal["simulator"] = "simulator"
+    calibration: str | None = Field(
+        default=None, description="file of `llmexp calibrate`; null: the roofline of model and gpu"
+    )
+    sample_interval_s: float = Field(
+        default=0.5, ge=0.01, le=3600, description="between two readings of the gauges, in simulated time"
+    )
+
+
+EngineConfig = Annotated[VllmServer | VllmAsync | Endpoint | Simulator, Field(discriminator="kind")]
 
 
 class SchedulerConfig(Section):
     """vLLM's scheduler settings beside max_num_seqs, under vLLM's names; null: vLLM's default."""
 
-    max_num_batched_tokens: Tokens | None = None
-    enable_chunked_prefill: bool | None = None
-    long_prefill_token_threshold: Annotated[int, Field(ge=0)] = 0
-    policy: Literal["fcfs", "priority"] = "fcfs"
-    async_scheduling: bool | None = None
+    max_num_batched_tokens: Tokens | None = Field(default=None, description="tokens that a step computes at most")
+    enable_chunked_prefill: bool | None = Field(default=None, description="spread a long prompt over several steps")
+    long_prefill_token_threshold: int = Field(
+        default=0, ge=0, description="tokens of one prompt that a step takes at most; 0: no such limit"
+    )
+    policy: Literal["fcfs", "priority"] = Field(default="fcfs", description="who goes first: in order, or by priority")
+    async_scheduling: bool | None = Field(default=None, description="schedule a step while the last one runs")

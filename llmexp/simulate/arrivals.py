@@ -76,5 +76,5 @@ class Arrivals:
         placed_s = self._placed[0][0] if self._placed else None
         if not (self._due and self._free_since_s):
             return placed_s
-        due_s = max(self._due[0][0], self._free_since_s[0])
+        due_s: float = max(self._due[0][0], self._free_since_s[0])
         return due_s if placed_s is None else min(due_s, placed_s)

@@ -42,14 +42,17 @@ class Simulation:
     requests: pa.Table
     spans: pa.Table
 
-    def token_times_s(self) -> tuple[Ints, Floats]:
-        """When each output token came: offsets (n + 1,) and times, so that ``times[offsets[i]:offsets[i + 1]]``
-        are request i's tokens, first to last."""
+    def token_times_s(self, delivered: bool = False) -> tuple[Ints, Floats]:
+        """When each output token came from the engine, or was ``delivered`` to its client: offsets (n + 1,) and
+        times, so that ``times[offsets[i]:offsets[i + 1]]`` are request i's tokens, first to last."""
         sampled = self.spans["sampled"].to_numpy() > 0
         steps = self.spans["steps"].to_numpy()[sampled]
         number = np.repeat(self.spans["first_step"].to_numpy()[sampled] + steps - np.cumsum(steps), steps)
         number += np.arange(number.size)
-        end_s = self.steps["start_s"].to_numpy() + self.steps["duration_s"].to_numpy()
+        if delivered:
+            end_s = self.steps["delivered_s"].to_numpy()
+        else:
+            end_s = self.steps["start_s"].to_numpy() + self.steps["duration_s"].to_numpy()
         offsets = np.concatenate(([0], np.cumsum(self.requests["output_tokens"].to_numpy())))
         return offsets, end_s[number]
 

@@ -1,17 +1,19 @@
 """Golden values are worked out by hand from the published dimensions."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmexp.architecture import Architecture
 from llmexp.errors import ConfigError
 from llmexp.simulate import StepCost, Work
 from llmexp.simulate.calibrate import fit
 from llmexp.simulate.errors import CalibrationError
-from llmexp.simulate.roofline import Gpu, Model, all_reduce_s, kv_bytes_per_token_and_gpu, roofline
+from llmexp.simulate.roofline import Gpu, all_reduce_s, roofline
 
 LLAMA_3_8B = {
     "hidden_size": 4096,
@@ -24,10 +26,18 @@ LLAMA_3_8B = {
 GPU = Gpu(flops_per_s=1e15, bandwidth_bytes_per_s=4e12, link_bytes_per_s=4e11, link_latency_s=1e-6)
 
 
+def architecture(config: dict[str, int]) -> Architecture:
+    found = Architecture.of(config)
+    assert found is not None
+    return found
+
+
+MODEL = architecture(LLAMA_3_8B)
+
+
 def test_llama_3_8b_has_eight_billion_parameters() -> None:
-    model = Model.of_config(LLAMA_3_8B)
-    embedding = model.head_parameters
-    assert model.layer_parameters + model.head_parameters + embedding == pytest.approx(8.03e9, rel=1e-3)
+    embedding = MODEL.head_weights
+    assert MODEL.layer_weights + MODEL.head_weights + embedding == pytest.approx(8.03e9, rel=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -61,34 +71,26 @@ def test_llama_3_8b_has_eight_billion_parameters() -> None:
     ],
 )
 def test_kv_bytes_per_token(config: dict[str, int], expected: int) -> None:
-    assert Model.of_config(config).kv_bytes_per_token == expected
+    assert 2 * architecture(config).kv_values_per_token == expected
 
 
-def test_cross_layer_sharing_and_fp8_shrink_the_kv_cache() -> None:
-    base = {**vars(Model.of_config(LLAMA_3_8B))}
-    assert Model(**{**base, "kv_sharing_layers": 2, "kv_dtype_bytes": 1}).kv_bytes_per_token == 131_072 / 4
+def test_cross_layer_sharing_shrinks_the_kv_cache() -> None:
+    assert 2 * replace(MODEL, kv_sharing_layers=2).kv_values_per_token == 131_072 / 2
 
 
 def test_kv_heads_are_split_over_gpus_until_they_are_copied() -> None:
-    model = Model.of_config(LLAMA_3_8B)
-    assert [kv_bytes_per_token_and_gpu(model, p) for p in (1, 8, 16)] == [131_072, 16_384, 16_384]
-
-
-def test_mixture_of_experts_is_refused() -> None:
-    with pytest.raises(ConfigError, match="calibrate"):
-        Model.of_config({**LLAMA_3_8B, "num_local_experts": 8})
-    with pytest.raises(ConfigError, match="vocab_size"):
-        Model.of_config({key: value for key, value in LLAMA_3_8B.items() if key != "vocab_size"})
+    assert [MODEL.kv_shards(devices) for devices in (1, 8, 16)] == [1, 8, 8]
+    assert replace(MODEL, kv_lora_rank=512).kv_shards(8) == 1
 
 
 def test_decode_is_bound_by_weights_and_prefill_by_arithmetic() -> None:
-    cost = roofline(Model.of_config(LLAMA_3_8B), GPU)
+    cost = roofline(MODEL, GPU)
     weights = (8.03e9 - 128256 * 4096) * 2
     one = Work(1, 0, 1, 1, 1, 1)
     assert cost.duration_s(one) == pytest.approx(weights / 4e12, rel=1e-3)
     n = 8192
     prefill = Work(1, n, 0, 1, n * (n + 1) // 2, n)
-    linear = 2 * Model.of_config(LLAMA_3_8B).layer_parameters * n / 1e15
+    linear = 2 * MODEL.layer_weights * n / 1e15
     attention = 4 * 32 * 32 * 128 * n * (n + 1) / 2 / 1e15
     assert cost.duration_s(prefill) == pytest.approx(linear + attention, rel=1e-3)
 
@@ -104,9 +106,8 @@ def test_ring_all_reduce() -> None:
 
 
 def test_tensor_parallelism_halves_the_work_and_adds_two_all_reduces_a_layer() -> None:
-    model = Model.of_config(LLAMA_3_8B)
     work = Work(1, 0, 64, 64, 64 * 1000, 64 * 1000)
-    alone, both = (roofline(model, GPU, tensor_parallel_size=p).duration_s(work) for p in (1, 2))
+    alone, both = (roofline(MODEL, GPU, tensor_parallel_size=p).duration_s(work) for p in (1, 2))
     communication = 64 * all_reduce_s(64 * 4096 * 2, GPU, 2)
     assert both == pytest.approx(alone / 2 + communication)
 

@@ -4,12 +4,14 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from pydantic import ValidationError
 from rich.console import Console
 
 from llmexp.analyze.study import Study, from_mlflow, load_study
+from llmexp.errors import ConfigError
 from llmexp.report.report import write_report
 from llmexp.report.run_table import run_table, verdict
-from llmexp.report.table import cells_table
+from llmexp.report.table import WIDTH, cells_table
 from llmexp.results import SUMMARY, load_run
 from llmexp.schema.config import TrackingConfig
 from llmexp.tracking import store_uri
@@ -21,7 +23,7 @@ def report(arguments: Sequence[str]) -> None:
     Raises ConfigError or ResultError that says what to give instead.
     """
     options = _parser().parse_args(arguments)
-    console = Console()
+    console = Console(width=None if Console().is_terminal else WIDTH)
     if options.folder is not None and Path(options.folder, SUMMARY).exists():
         run = load_run(options.folder)
         console.print(run_table(run))
@@ -38,7 +40,12 @@ def report(arguments: Sequence[str]) -> None:
 def _study(options: argparse.Namespace) -> Study:
     if options.mlflow_experiment is None:
         return load_study(options.folder)
-    uri = store_uri(TrackingConfig(uri=options.tracking_uri))
+    try:
+        uri = store_uri(TrackingConfig(uri=options.tracking_uri))
+    except ValidationError:
+        raise ConfigError(
+            f"--tracking-uri: got {options.tracking_uri!r}; accepted is http://HOST:PORT, sqlite:///FILE or a database"
+        ) from None
     return from_mlflow(options.mlflow_experiment, uri, options.study, options.out)
 
 

@@ -15,6 +15,7 @@ UNITS = {"throughput_req_per_s": "req/s", "ttft_ms_p50": "ms", "e2e_ms_p95": "ms
 LATENCY_NAMES = {"ttft_ms": "TTFT", "e2e_ms": "e2e latency"}
 HIT_RATE = "cache_hit_rate"
 WIDTH = 100
+_WIDEST_CELL = 34  # that leaves the other columns their room
 
 
 def number(value: float | None, digits: int = 3) -> str:
@@ -86,8 +87,10 @@ def cells_table(comparison: Comparison) -> Table:
         padding=(0, 1, 0, 0),
     )
     header, rows = _contents(comparison)
+    widest = max((len(line) for row in rows for line in row[0].splitlines()), default=0)
     for i, name in enumerate(header):
-        table.add_column(name, justify="left" if i < 2 else "right", overflow="fold")
+        whole = i == 0 and widest <= _WIDEST_CELL
+        table.add_column(name, justify="left" if i < 2 else "right", overflow="fold", no_wrap=whole)
     for row in rows:
         table.add_row(*(Text(cell) for cell in row), end_section=any("\n" in cell for cell in row))
     return table

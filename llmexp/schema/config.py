@@ -37,11 +37,19 @@ class WarmUpConfig(Section):
     )
 
 
+# To MLflow 3.13 folders of files are no store any more.
+STORE = r"^(https?|sqlite|postgresql|mysql|mssql)(\+\w+)?://\S+$|^databricks(://\S+)?$"
+
+
 class TrackingConfig(Section):
     """Where MLflow keeps the runs."""
 
-    enabled: bool = True
-    uri: str | None = Field(default=None, description="a tracking server; null: a SQLite store under `dir`")
+    enabled: bool = Field(default=True, description="false: no MLflow; the run's folder holds everything all the same")
+    uri: str | None = Field(
+        default=None,
+        pattern=STORE,
+        description="http://HOST:PORT of a tracking server, or a database; null: a SQLite store under `dir`",
+    )
     dir: str = Field(default="mlruns", min_length=1, description="folder of the SQLite store and its artifacts")
     experiment: str = Field(default="llmexp", min_length=1, description="MLflow experiment")
 
@@ -54,10 +62,12 @@ def _from_json(value: Any) -> Any:
 class RunPlace(Section):
     """A run's place in its study; set by the study, not by hand."""
 
-    name: str | None = Field(default=None, pattern=FOLDER_NAME, max_length=200)
-    arm: str | None = None
-    cell: Annotated[dict[str, str], BeforeValidator(_from_json)] = Field(default_factory=dict)
-    trial: NonNegativeInt = 0
+    name: str | None = Field(default=None, pattern=FOLDER_NAME, max_length=200, description="its folder in the study's")
+    arm: str | None = Field(default=None, description="value of the key under comparison")
+    cell: Annotated[dict[str, str], BeforeValidator(_from_json)] = Field(
+        default_factory=dict, description="values of the other swept keys"
+    )
+    trial: NonNegativeInt = Field(default=0, description="number of the launch")
     position: NonNegativeInt = Field(default=0, description="place in the order of execution")
     planned: str | None = Field(default=None, description="hash of config, workload and model as planned")
     parent_run_id: str | None = Field(default=None, description="the study's MLflow run")

@@ -91,7 +91,7 @@ class ClientConfig(Section):
         None, description="p99 of the client's own lag that voids a round; null: 2 ms or 5% of the median TTFT"
     )
     ignore_eos: bool = Field(default=True, description="generate exactly the asked number of tokens")
-    temperature: float = Field(default=0.0, ge=0)
+    temperature: float = Field(default=0.0, ge=0, description="of sampling; 0 is greedy")
     seed: NonNegativeInt = Field(default=0, description="sampling seed sent to the engine")
 
 

@@ -99,6 +99,7 @@ def sweep(arguments: Sequence[str], base: DictConfig, context: HydraContext, tas
         _print_plan(jobs, to_do, Path(shared.runs_dir), launcher)
         return None
     results.save_study(record, folder)
+    (folder / results.SEARCH).unlink(missing_ok=True)  # an earlier search's; this one's comes at its end
     tracked = tracking.start_study(shared, name, identity, " ".join(arguments)) if shared.tracking.enabled else None
     parent = f"run.parent_run_id={tracked.run_id}" if tracked else "run.parent_run_id=null"
     status = "killed"

@@ -144,7 +144,7 @@ def replay(
         due_s=due_s,
         first=first,
         asked_in_flight=places,
-        keeps_full=due_s is None and not think_s.any(),
+        keeps_full=due_s is None and not think_s.any() and bool((follow < 0).all()),
         alone=not inside,
         lag_limit_ms=client.lag_limit_ms,
     )

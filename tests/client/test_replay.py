@@ -202,6 +202,14 @@ def test_arrivals_follow_the_seed() -> None:
     assert due[0] == due[1] != due[2]
 
 
+def test_fewer_conversations_than_places_are_no_fault_of_the_client() -> None:
+    workload = numbered(12, columns={"conversation": [0, 1, 2] * 4})
+    with golden_server(ttft_s=0.02) as server:
+        found = send(server, workload, ClosedLoop(concurrency=8), {"lag_limit_ms": 1000.0})
+    assert found.check.max_in_flight == 3
+    assert not found.check.saturated, found.check.advice
+
+
 @pytest.mark.parametrize("load", [ClosedLoop(concurrency=3), Constant(rate=1000.0)])
 def test_turns_of_a_conversation_wait_for_the_answer_and_the_pause(load: Any) -> None:
     # Two conversations, one of three turns and one of two, and two requests that stand alone.

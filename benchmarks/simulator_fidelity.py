@@ -3,15 +3,38 @@
 `python benchmarks/simulator_fidelity.py measure h200 FOLDER [OVERRIDE …]` runs one AsyncLLM launch that records its
 steps: five loads to calibrate on and six others to predict (`cpu` in place of `h200`: the same in small). OVERRIDE
 are llmexp's, such as `model=qwen2_5_7b model.load_format=dummy gpu=h200`.
+
+`python benchmarks/simulator_fidelity.py predict FOLDER` calibrates on the five, simulates the six, and prints both
+beside each other. Goals: throughput within 5%, latencies within 10%, hits exactly.
 """
 
 import argparse
+import copy
 from pathlib import Path
+
+import pandas as pd
+from rich.console import Console
+from rich.table import Table
 
 from llmexp.compose import compose
 from llmexp.engines.lease import EngineLease
+from llmexp.models import locate
+from llmexp.results import RunResult
 from llmexp.run import run
+from llmexp.schema.config import Config
+from llmexp.simulate.calibration import load, save
+from llmexp.simulate.engine import engine_of
+from llmexp.simulate.measured import calibrated, recorded_runs
+from llmexp.workloads.build import build
 
+GOALS = {
+    "throughput (req/s)": 0.05,
+    "TTFT p50 (ms)": 0.1,
+    "TTFT p95 (ms)": 0.1,
+    "e2e p50 (ms)": 0.1,
+    "e2e p95 (ms)": 0.1,
+    "hit tokens": 0.0,
+}
 UNIQUE, SHARED = "workload=unique_prefix", "workload=shared_prefix"
 
 
@@ -95,12 +118,82 @@ def measure(size: str, folder: Path, overrides: list[str]) -> None:
         lease.close()
 
 
+def predict(folder: Path, model_path: str | None) -> None:
+    """Calibrates on the runs in `calibrate`, simulates those in `predict`, and prints both sides."""
+    calibration, _ = calibrated(recorded_runs([folder / "calibrate"]))
+    file = folder / "calibration.json"
+    save(calibration, file)
+    console = Console(width=100)
+    console.print(
+        f"{calibration.model} on {calibration.gpu}, vLLM {calibration.engine_version}: {calibration.steps:,} steps"
+    )
+    for kind, missed in calibration.residuals.items():
+        console.print(f"  {kind}: {missed.steps:,} steps, sum {missed.bias:+.1%}, one step p95 {missed.error_p95:.1%}")
+    table = Table("run", "what", "round 1", "round 2", "simulated", "error", "goal")
+    beside = 0
+    for measured in recorded_runs([folder / "predict"]):
+        simulated = figures(simulate_again(measured.run, file, model_path))
+        rounds = [figures(trace) for _, trace in measured.requests.groupby("round")]
+        for what, value in simulated.items():
+            seen = [each[what] for each in rounds]
+            mean = sum(seen) / len(seen)
+            error = value / mean - 1 if mean else float(value != mean)
+            goal = GOALS[what]
+            beside += abs(error) > goal
+            mark = f"missed ({goal:.0%})" if abs(error) > goal else ""
+            table.add_row(
+                measured.run.name if what == "throughput (req/s)" else "",
+                what,
+                *(f"{each:,.4g}" for each in seen),
+                f"{value:,.4g}",
+                f"{error:+.1%}",
+                mark,
+            )
+        table.add_section()
+    console.print(table)
+    console.print(f"{beside} of {len(table.rows)} beside the goal")
+
+
+def simulate_again(measured: RunResult, calibration: Path, model_path: str | None) -> pd.DataFrame:
+    """The trace that the calibrated simulator gives for a measured run's config."""
+    values = copy.deepcopy(dict(measured.config))
+    values["engine"] = {"kind": "simulator", "calibration": str(calibration)}
+    values["kv"] = {"num_blocks": measured.engine["num_gpu_blocks"], "block_size": measured.engine["block_size"]}
+    if model_path is not None:
+        values["model"]["path"] = model_path
+    config = Config.model_validate(values)
+    model = locate(config.model)
+    workload = build(config.workload, model)
+    assert workload.sha256 == measured.workload_sha256, f"{measured.name}: the workload cannot be made again"
+    engine = engine_of(config, model, load(calibration))
+    return engine.serve(config, workload, 0).trace.to_pandas()
+
+
+def figures(trace: pd.DataFrame) -> dict[str, float]:
+    """What is compared, of one round."""
+    ttft_ms, e2e_ms = (1e3 * (trace[end] - trace["intended_s"]) for end in ("first_token_s", "end_s"))
+    return {
+        "throughput (req/s)": len(trace) / (trace["end_s"].max() - trace["sent_s"].min()),
+        "TTFT p50 (ms)": ttft_ms.quantile(0.5),
+        "TTFT p95 (ms)": ttft_ms.quantile(0.95),
+        "e2e p50 (ms)": e2e_ms.quantile(0.5),
+        "e2e p95 (ms)": e2e_ms.quantile(0.95),
+        "hit tokens": trace["cached_tokens"].sum(),
+    }
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    asked = commands.add_parser("measure")
-    asked.add_argument("size", choices=SIZES)
-    asked.add_argument("folder", type=Path)
-    asked.add_argument("overrides", nargs="*")
+    measuring = commands.add_parser("measure")
+    measuring.add_argument("size", choices=SIZES)
+    measuring.add_argument("folder", type=Path)
+    measuring.add_argument("overrides", nargs="*")
+    predicting = commands.add_parser("predict")
+    predicting.add_argument("folder", type=Path)
+    predicting.add_argument("--model-path", help="the model's folder here, if it was elsewhere there")
     options = parser.parse_args()
-    measure(options.size, options.folder, options.overrides)
+    if options.command == "measure":
+        measure(options.size, options.folder, options.overrides)
+    else:
+        predict(options.folder, options.model_path)

@@ -1,12 +1,13 @@
 """The engine that a run's config describes, simulated: its settings, the cost of its steps, and a round of it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from llmexp.architecture import Architecture
 from llmexp.client.arrivals import arrivals
@@ -60,7 +61,7 @@ class SimulatedEngine:
         """
         requests = _requests(config, workload, self.settings.block_size)
         closed = isinstance(config.load, ClosedLoop)
-        simulation = simulate(
+        simulation = _simulate(
             requests,
             self.settings,
             self.cost,
@@ -77,6 +78,18 @@ class SimulatedEngine:
             samples=_samples(simulation, config.engine.sample_interval_s),
             simulation=simulation,
         )
+
+
+def _simulate(requests: Requests, settings: Settings, *arguments: Any, **named: Any) -> Simulation:
+    """As ``simulate``, without laying out blocks that no request would ever touch."""
+    touched = int((-(-(requests.prompt_tokens + requests.output_tokens) // settings.block_size)).sum()) + 1
+    if settings.num_gpu_blocks <= touched:
+        return simulate(requests, settings, *arguments, **named)
+    small = simulate(requests, replace(settings, num_gpu_blocks=max(touched, 2)), *arguments, **named)
+    spare = settings.num_gpu_blocks - small.settings.num_gpu_blocks
+    column = small.steps.schema.get_field_index("free_blocks")
+    free = pc.add(small.steps["free_blocks"], spare)
+    return replace(small, settings=settings, steps=small.steps.set_column(column, "free_blocks", free))
 
 
 def engine_of(config: Config, model: Model, calibration: CalibrationFile | None) -> SimulatedEngine:

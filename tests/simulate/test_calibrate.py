@@ -1,0 +1,167 @@
+"""A calibration finds the costs and delays that made the recorded times, and says what it lacks."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llmexp.compose import compose
+from llmexp.errors import ResultError
+from llmexp.results import SUMMARY, load_run
+from llmexp.run import run
+from llmexp.simulate import FrontEnd, Request, Settings, StepCost, Work, simulate
+from llmexp.simulate.calibrate import durations_s, fit, fit_best, fit_roofline
+from llmexp.simulate.calibration import load
+from llmexp.simulate.command import calibrate
+from llmexp.simulate.errors import CalibrationError
+from llmexp.simulate.measured import Recording, calibrated, front_end, recorded_runs
+
+COST = StepCost(
+    fixed=Work(steps=1e-3, sampled=2e-5),
+    compute=Work(prefill_tokens=3e-5, decode_tokens=1e-5, attended_pairs=1e-9),
+    memory=Work(steps=4e-3, context_tokens=1e-7),
+)
+
+
+def mixed_work(n: int = 400, seed: int = 0) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Decode steps, and prefills of all sizes."""
+    rng = np.random.default_rng(seed)
+    prefill = np.where(rng.random(n) < 0.5, 0, rng.integers(1, 4000, n))
+    decode = rng.integers(1, 64, n)
+    sampled = decode + (prefill > 0) * rng.integers(0, 3, n)
+    context = prefill + decode * rng.integers(100, 4000, n)
+    return np.column_stack([np.ones(n, int), prefill, decode, sampled, prefill**2 // 2 + context, context])
+
+
+def test_a_roofline_is_found_where_one_made_the_times() -> None:
+    work = mixed_work()
+    seconds = durations_s(COST, work)
+    found = fit_roofline(work, seconds)
+    assert found is not None
+    assert np.allclose(found.residuals_s, 0.0, atol=1e-3 * seconds)
+    assert fit_best(work, seconds).cost == found.cost
+    assert fit(work, seconds).relative_error > 0.05  # which no sum of terms describes
+
+
+def test_a_linear_cost_stays_linear() -> None:
+    work = mixed_work()
+    linear = StepCost(fixed=Work(2e-3, 3e-5, 1e-5, 2e-5, 1e-9, 1e-8))
+    assert fit_best(work, durations_s(linear, work)).cost.compute == Work()
+
+
+def test_hiccups_do_not_move_the_cost() -> None:
+    work = mixed_work()
+    seconds = durations_s(COST, work)
+    seconds[::50] += 1.0
+    found = fit_roofline(work, seconds)
+    assert found is not None
+    assert np.median(np.abs(found.residuals_s) / seconds) < 0.02
+
+
+@settings(deadline=None, max_examples=20)
+@given(
+    request_ms=st.floats(0.3, 3.0),
+    output_ms=st.floats(0.1, 1.0),
+    token_us=st.floats(0.0, 50.0),
+)
+def test_the_front_ends_delays_are_found_in_what_they_caused(
+    request_ms: float, output_ms: float, token_us: float
+) -> None:
+    truth = FrontEnd(request_ms / 1e3, output_ms / 1e3, token_us / 1e6)
+    rng = np.random.default_rng(0)
+    requests = [
+        Request(
+            prompt_token_ids=rng.integers(0, 1000, rng.integers(20, 200)),
+            output_tokens=int(rng.integers(2, 20)),
+            arrival_s=float(rng.uniform(0, 1)),
+        )
+        for _ in range(60)
+    ]
+    result = simulate(
+        requests, Settings(num_gpu_blocks=5000), StepCost(Work(steps=5e-3, prefill_tokens=1e-5)), front_end=truth
+    )
+    offsets, times_s = result.token_times_s(delivered=True)
+    steps = result.steps.append_column("round", pa.array([0] * len(result.steps))).append_column(
+        "scheduled_s", result.steps["start_s"]
+    )
+    traced = result.requests.append_column("round", pa.array([0] * len(result.requests)))
+    traced = traced.append_column("error", pa.nulls(len(traced), pa.string()))
+    traced = traced.append_column("chunk_s", pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(times_s)))
+    run: Any = SimpleNamespace()
+    found = front_end([Recording(run, steps.to_pandas(), traced.to_pandas())])
+    # Requests that come amid a step are seen at its end, so that their own time is known to some part of it.
+    assert found.request_s == pytest.approx(truth.request_s, rel=0.4)
+    assert found.output_s + 8 * found.token_s == pytest.approx(truth.output_s + 8 * truth.token_s, rel=0.1)
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two runs as a real engine would have recorded them, made by the simulator."""
+    folder = tmp_path_factory.mktemp("recorded")
+    for name, asked in {
+        "long": ["workload.suffix_tokens=900", "workload.output_tokens=30"],
+        "short": ["workload.prefix_tokens=64", "workload.output_tokens=60", "load.concurrency=3"],
+    }.items():
+        small = ["engine=simulator", "model=tiny_random", "gpu=h200", "tracking=off", "kv.num_blocks=5000"]
+        made = run(compose([*small, f"runs_dir={folder}", "study.name=x", f"run.name={name}", *asked]))
+        pretend(made.folder)
+    return folder / "x"
+
+
+def pretend(folder: Path, **changes: Any) -> None:
+    """Makes a simulated run look measured."""
+    summary = json.loads((folder / SUMMARY).read_text())
+    summary |= {"simulated": False} | changes
+    summary["config"]["engine"] = {"kind": "vllm_async"}
+    (folder / SUMMARY).write_text(json.dumps(summary))
+    steps = pq.read_table(folder / "steps.parquet")
+    if "scheduled_s" not in steps.column_names:
+        pq.write_table(steps.append_column("scheduled_s", steps["start_s"]), folder / "steps.parquet")
+
+
+def test_the_command_writes_what_the_simulator_reads(
+    recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    calibrate([str(recorded), "--output", str(tmp_path / "new" / "c.json")])
+    printed = capsys.readouterr().out
+    assert "tiny_random" in printed and "a prefill token" in printed and "decode" in printed
+    assert max(map(len, printed.splitlines()[:-2])) <= 100
+    assert (tmp_path / "new" / "c.png").stat().st_size > 10_000
+    calibration = load(tmp_path / "new" / "c.json")
+    assert calibration.runs == ("x/long", "x/short") and calibration.num_gpu_blocks == 5000
+    steps = pa.concat_tables(pq.read_table(recorded / name / "steps.parquet") for name in ("long", "short"))
+    work = steps.append_column("steps", pa.array([1] * len(steps))).select(list(Work._fields)).to_pandas().to_numpy()
+    total_s = pc.sum(steps["duration_s"]).as_py()
+    assert durations_s(calibration.step_cost, work).sum() == pytest.approx(total_s, rel=0.02)
+
+
+def test_what_cannot_be_calibrated_on_is_named(recorded: Path, tmp_path: Path) -> None:
+    with pytest.raises(ResultError, match="no run here and none in its folders"):
+        recorded_runs([tmp_path])
+    found = recorded_runs([recorded / "short"])
+    few = [Recording(found[0].run, found[0].steps.head(2), found[0].requests)]
+    with pytest.raises(CalibrationError, match="2 steps cannot fit 6 terms"):
+        calibrated(few)
+    only_decode = found[0].steps[found[0].steps["prefill_tokens"] == 0]
+    with pytest.raises(CalibrationError, match=r"terms apart; .*prefill_tokens"):
+        calibrated([Recording(found[0].run, only_decode, found[0].requests)])
+    (recorded / "short" / "steps.parquet").rename(tmp_path / "steps.parquet")
+    with pytest.raises(ResultError, match=r"no steps.parquet here; a run with engine.record_steps=true leaves one"):
+        recorded_runs([recorded])
+    (tmp_path / "steps.parquet").rename(recorded / "short" / "steps.parquet")
+
+
+def test_runs_of_different_engines_are_not_mixed(recorded: Path) -> None:
+    long = load_run(recorded / "long")
+    pretend(recorded / "long", engine={**long.engine, "version": "0.1"})
+    with pytest.raises(ResultError, match=r"engine_version is .* a calibration takes runs of one engine"):
+        recorded_runs([recorded / "short", recorded / "long"])
+    pretend(recorded / "long", engine=dict(long.engine))

@@ -82,7 +82,7 @@ class SharedPrefix(Section):
         "shuffled", description="of the prefixes: at random, one after the other, or in turn"
     )
     reuse: Reuse = None
-    reuse_block_size: Tokens = Field(16, description="block size that `reuse` is reckoned in: the engine's")
+    reuse_block_size: Tokens = Field(16, description="block size that `reuse` is reckoned in; conf/: the engine's")
     seed: Seed = 0
 
 
@@ -200,7 +200,7 @@ class Mixed(Section):
     bursts: Bursts | None = Field(None, description="a higher rate at regular times; null: none")
     send_priority: bool = Field(False, description="send the priorities; needs scheduler.policy=priority")
     reuse: Reuse = None
-    reuse_block_size: Tokens = Field(16, description="block size that `reuse` is reckoned in: the engine's")
+    reuse_block_size: Tokens = Field(16, description="block size that `reuse` is reckoned in; conf/: the engine's")
     seed: Seed = 0
 
 

@@ -20,10 +20,11 @@ LONG = ("conversations", "long_prompts")  # for models of more context than a la
 
 
 def content(name: str) -> dict[str, Any]:
-    """The file's values, with the seed that the whole run has."""
+    """The file's values, with the seed and the block size that the whole run has."""
     values = dict(yaml.safe_load((FOLDER / f"{name}.yaml").read_text()))
     assert values["seed"] == "${seed}", "a trial has a seed of its own, which the workload follows"
-    return {**values, "seed": 0}
+    assert values.get("reuse_block_size") in (None, "${kv.block_size}"), "reuse comes in the engine's blocks"
+    return {name: {"${seed}": 0, "${kv.block_size}": 16}.get(str(value), value) for name, value in values.items()}
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -31,7 +31,7 @@ def main() -> None:
             end_with(refusal)
         raise
     except KeyboardInterrupt:
-        print("llmexp: interrupted; what was measured is kept", file=sys.stderr)
+        print("llmexp: interrupted; what was measured is kept, and study.name=NAME goes on with it", file=sys.stderr)
         sys.exit(interrupt.EXIT_CODE)
 
 

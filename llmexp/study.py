@@ -137,7 +137,10 @@ def sweep(arguments: Sequence[str], base: DictConfig, context: HydraContext, tas
         if not failures or not isinstance(error, ResultError):  # without a single run there is no report
             raise
     if failures:
-        raise StudyFailedError(f"{len(failures)} of {count(len(jobs), 'run')} failed; the first: {failures[0]}")
+        raise StudyFailedError(
+            f"{len(failures)} of {count(len(jobs), 'run')} failed; the first: {failures[0]}\n"
+            f"To make what is missing: the same command with study.name={name}"
+        )
     return study
 
 

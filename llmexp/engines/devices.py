@@ -79,6 +79,20 @@ def visible_gpus() -> tuple[Gpu, ...]:
     return tuple(by_name[key] for part in chosen.split(",") if (key := part.strip()) in by_name)
 
 
+def holders() -> dict[str, str]:
+    """The devices that are held at the moment, each with the process that holds it. Raises EngineError."""
+    held: dict[str, str] = {}
+    for path in sorted(_LOCKS.glob(_lock_file("*").name)):
+        lock = _open(path)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            held[path.stem.removeprefix("llmexp-")] = os.pread(lock, 32, 0).decode(errors="replace")
+        finally:
+            os.close(lock)
+    return held
+
+
 def _lock_file(name: str) -> Path:
     return _LOCKS / f"llmexp-{name}.lock"
 

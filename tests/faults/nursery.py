@@ -4,6 +4,7 @@
 """
 
 import contextlib
+import importlib
 import json
 import os
 import subprocess
@@ -101,8 +102,24 @@ def _become(order: dict[str, Any]) -> None:
     os._exit(code)
 
 
-def _import_all() -> None:
+_ALL = (
+    "matplotlib.pyplot",
+    "mlflow.store.tracking.sqlalchemy_store",
+    "mlflow.tracking",
+    "scipy.stats",
+    "llmexp.__main__",
+    "llmexp.analyze.study",
+    "llmexp.engines.kinds",
+    "llmexp.report.report",
+    "llmexp.run",
+    "llmexp.study",
+    "llmexp.workloads.build",
+)
 
+
+def _import_all() -> None:
+    for name in _ALL:
+        importlib.import_module(name)
     from llmexp.compose import compose
 
     compose(["gpu=cpu", "model=tiny_random"])  # Hydra finds its plugins

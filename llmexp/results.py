@@ -10,7 +10,7 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from llmexp.client.records import TRACE_SCHEMA
 from llmexp.errors import ResultError
@@ -97,7 +97,7 @@ class RunResult(_Record):
 class PlannedRun(_Record):
     """A run that a study asks for: its name is that of its folder in the study's."""
 
-    name: str
+    name: str = Field(pattern=r"^[^/.\x00][^/\x00]*$")
     arm: str
     cell: Mapping[str, str]
     trial: int

@@ -25,18 +25,25 @@ def is_done(run: Preparation, here: bool = True) -> bool:
         return False
     if found.status not in ("complete", "refused") or not results.is_intact(found):
         return False
-    if found.fingerprint == run.fingerprint or (not here and found.config["run"].get("planned") == run.asked):
-        return True
+    try:
+        if found.fingerprint == run.fingerprint or (not here and found.config["run"].get("planned") == run.asked):
+            return True
+        changed = _changed(found, run, here) or ["the model's files"]
+    except (KeyError, TypeError, AttributeError):
+        changed = [f"its {results.SUMMARY} is of another version of llmexp"]
+    raise ResultError(
+        f"study {run.study}: {run.name} was measured under other conditions ({'; '.join(changed[:5])}); "
+        "undo the change, or give the study another name with study.name"
+    )
+
+
+def _changed(found: results.RunResult, run: Preparation, here: bool) -> list[str]:
     before = fingerprint.asked(found.config, run.model, found.workload_sha256)
     now = fingerprint.asked(run.config.model_dump(mode="json"), run.model, run.workload.sha256)
     if here:
         before |= fingerprint.conditions(found.environment)
         now |= fingerprint.conditions(run.environment)
-    changed = fingerprint.difference(before, now) or ["the model's files"]
-    raise ResultError(
-        f"study {run.study}: {run.name} was measured under other conditions ({'; '.join(changed[:5])}); "
-        "undo the change, or give the study another name with study.name"
-    )
+    return fingerprint.difference(before, now)
 
 
 def is_complete(folder: Path) -> bool:

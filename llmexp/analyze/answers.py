@@ -7,7 +7,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from llmexp.analyze.pairs import Cell, Pairing
-from llmexp.measure.accuracy import Agreement, agreement, one_round
+from llmexp.errors import ResultError
+from llmexp.measure.accuracy import ANSWERS_SCHEMA, Agreement, agreement, one_round
 from llmexp.results import ANSWERS, RunResult
 
 
@@ -36,4 +37,8 @@ def pair_answers(pairings: Sequence[Pairing]) -> tuple[PairAnswers, ...]:
 
 def _first(run: RunResult) -> pa.Table:
     valid = next(one.index for one in run.rounds if one.valid)
-    return one_round(pq.read_table(run.folder / ANSWERS), valid)
+    path = run.folder / ANSWERS
+    try:
+        return one_round(pq.read_table(path).cast(ANSWERS_SCHEMA), valid)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise ResultError(f"{path}: not the answers of a run ({str(error).partition(chr(10))[0]})") from None

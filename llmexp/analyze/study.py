@@ -1,11 +1,14 @@
 """A finished study: its record and its runs, from a folder or from MLflow."""
 
+import os
+import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from llmexp.analyze.pairs import Excluded, choose_arms, exclude, in_design_order, pair_runs
 from llmexp.errors import ResultError
@@ -21,6 +24,7 @@ from llmexp.results import (
     load_search,
     load_study_record,
 )
+from llmexp.schema.section import FOLDER_NAME
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -132,11 +136,32 @@ def from_mlflow(
     `study` names one of the experiment's studies where it holds several; the newest parent run of that name
     counts. Artifacts are put into `folder`, by default a new temporary one.
 
-    Raises ResultError if there is no such experiment or study, or several studies and no name.
+    Raises ResultError if MLflow cannot be asked, if there is no such experiment or study, or several studies and no
+    name.
     """
-    import mlflow
+    from mlflow.exceptions import MlflowException
+    from sqlalchemy.exc import SQLAlchemyError
 
-    client = mlflow.MlflowClient(tracking_uri=tracking_uri)
+    try:
+        return _from_mlflow(_client(tracking_uri), experiment, tracking_uri, study, folder)
+    except (MlflowException, SQLAlchemyError, OSError) as error:
+        raise ResultError(f"{tracking_uri}: MLflow cannot be asked ({str(error).partition(chr(10))[0]})") from None
+
+
+def _client(tracking_uri: str) -> Any:
+    """A client of a store that is there. Raises ResultError if its database is not; MLflow would make a new one."""
+    from mlflow import MlflowClient
+
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
+    if tracking_uri.startswith("sqlite:") and not Path(urlsplit(tracking_uri).path[1:]).is_file():
+        raise ResultError(f"{tracking_uri}: no such database; give its place by --tracking-uri")
+    return MlflowClient(tracking_uri=tracking_uri)
+
+
+def _from_mlflow(
+    client: Any, experiment: str, tracking_uri: str, study: str | None, folder: str | Path | None
+) -> Study:
     found = client.get_experiment_by_name(experiment)
     if found is None:
         names = ", ".join(one.name for one in client.search_experiments())
@@ -150,6 +175,8 @@ def from_mlflow(
         problem = f"no study {study}" if study else f"{len(parents)} studies, of which one must be named"
         raise ResultError(f"{tracking_uri}: experiment {experiment} has {problem} (studies: {', '.join(parents)})")
     name = study or next(iter(parents))
+    if not re.match(FOLDER_NAME, name):
+        raise ResultError(f"{tracking_uri}: a study of the name {name!r}, which is no folder's")
     target = Path(folder or tempfile.mkdtemp(prefix="llmexp-")) / name
     target.mkdir(parents=True, exist_ok=True)
     for artifact in client.list_artifacts(parents[name]):

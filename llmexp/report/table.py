@@ -22,6 +22,8 @@ def number(value: float | None, digits: int = 3) -> str:
     """Significant digits without an exponent for the sizes that occur; `-` for None."""
     if value is None:
         return "-"
+    if not math.isfinite(value):
+        return str(value)
     magnitude = math.floor(math.log10(abs(value))) if value else 0
     if not -4 <= magnitude < 7:
         return f"{value:.{digits - 1}e}"

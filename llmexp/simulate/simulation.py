@@ -71,8 +71,8 @@ def simulate(
 
     Equal input gives equal output. At most ``max_concurrency`` requests are unfinished at once (a closed
     loop); the client holds the others back; with ``keeps_place`` a conversation counts from its first turn to its
-    last. ``compiled`` changes nothing but the speed: by default what vLLM can do, but for async scheduling, is
-    compiled if numba is there (vLLM brings it), and the rest runs as plain Python.
+    last. ``compiled`` changes nothing but the speed: by default what vLLM can do is compiled if numba is there
+    (vLLM brings it), and the rest runs as plain Python.
 
     Raises ``RequestNeverFitsError`` and ``TokenBudgetTooSmallError`` for requests that could never be served,
     ``TimeStandsStillError`` if a step takes no time or nothing makes progress, ``ConfigError`` if the
@@ -81,11 +81,10 @@ def simulate(
     if not isinstance(requests, Requests):
         requests = Requests.of(requests, settings.block_size)
     _check(requests, settings, max_concurrency)
-    can = settings.vllm_can and not settings.async_scheduling
     if compiled is None:
-        compiled = kernel is not None and can
-    elif compiled and not can:
-        raise ConfigError("compiled=True: only what vLLM can do with async_scheduling=False is compiled")
+        compiled = kernel is not None and settings.vllm_can
+    elif compiled and not settings.vllm_can:
+        raise ConfigError("compiled=True: only what vLLM can do is compiled")
     if compiled:
         tables = kernel.run(requests, settings, cost, max_concurrency, keeps_place, front_end)
     else:

@@ -1,5 +1,7 @@
 """The compiled loop makes exactly the records of the plain one."""
 
+from dataclasses import replace
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,14 +21,15 @@ front_ends = st.builds(FrontEnd, *[st.just(0.0) | seconds] * 3)
     memory=coefficients,
     front_end=front_ends,
     keeps_place=st.booleans(),
+    ahead=st.booleans(),
 )
 def test_compiled_equals_plain_to_the_last_bit(
-    case: Case, fixed: Work, compute: Work, memory: Work, front_end: FrontEnd, keeps_place: bool
+    case: Case, fixed: Work, compute: Work, memory: Work, front_end: FrontEnd, keeps_place: bool, ahead: bool
 ) -> None:
     plain, compiled = (
         simulate(
             case.requests,
-            case.settings,
+            replace(case.settings, async_scheduling=ahead),
             StepCost(fixed, compute, memory),
             max_concurrency=case.max_concurrency,
             keeps_place=keeps_place,

@@ -100,8 +100,15 @@ def start(config: Config, model: Model, folder: Path, while_starting: Callable[[
         home.cleanup()
         raise
     launched.resources.callback(home.cleanup)
-    version = _answer(host, async_host.version)
-    return VllmAsync(host, vllm.facts(_answer(host, async_host.metrics), version, launched), launched)
+    try:
+        version = _answer(host, async_host.version)
+        return VllmAsync(host, vllm.facts(_answer(host, async_host.metrics), version, launched), launched)
+    except (OSError, EOFError):
+        launched.resources.close()
+        raise EngineError(f"AsyncLLM did not answer; its log: {launched.process.log}") from None
+    except BaseException:
+        launched.resources.close()
+        raise
 
 
 def _answer(host: Host, function: Callable[..., Awaitable[None]]) -> Any:

@@ -20,6 +20,7 @@ from llmexp.schema.config import Config
 from llmexp.schema.engine import VllmServer as VllmServerConfig
 
 _DYING_S = 10.0
+_PORT_ATTEMPTS = 3
 _RESET_TIMEOUT_S = 10.0  # blocks of a request that has just ended come free a step later
 
 
@@ -99,8 +100,19 @@ def start(config: Config, model: Model, folder: Path, while_starting: Callable[[
 
     Raises EngineError with the root cause from the server's log, which stays in `folder`.
     """
+    for attempt in range(_PORT_ATTEMPTS):
+        try:
+            begin = while_starting if attempt == 0 else lambda: None
+            return _start(config, model, folder, _section(config).port or _free_port(), begin)
+        except EngineError as error:
+            # Somebody may take the port that was free before the server does.
+            if _section(config).port is not None or "address already in use" not in str(error):
+                raise
+    raise EngineError(f"{_PORT_ATTEMPTS} free ports were taken before the server had them; set engine.port to another")
+
+
+def _start(config: Config, model: Model, folder: Path, port: int, while_starting: Callable[[], None]) -> VllmServer:
     engine = _section(config)
-    port = engine.port or _free_port()
     target = Target(f"http://127.0.0.1:{port}", model.name, secrets.token_urlsafe(24))
     command = [
         engine.python or sys.executable,
@@ -115,13 +127,24 @@ def start(config: Config, model: Model, folder: Path, while_starting: Callable[[
         "VLLM_API_KEY": target.api_key or "",
     }
     launched = vllm.launch(config, folder, command, environment, lambda: _answers(target), while_starting)
-    if (addresses := launched.process.listens_at(port)) != {"127.0.0.1"}:
+    try:
+        if (addresses := launched.process.listens_at(port)) != {"127.0.0.1"}:
+            if not addresses:
+                raise EngineError(f"port {port} is served by a process that is not ours; set engine.port to another")
+            raise EngineError(
+                f"the engine listens at {', '.join(sorted(addresses))}, where others reach it; it was ended"
+            )
+        version = json.loads(target.get("/version")).get("version")
+        return VllmServer(target, vllm.facts(target.get("/metrics").decode(), version, launched), launched)
+    except (OSError, ValueError) as error:
+        failure = EngineError(f"the engine does not answer ({error}); its log: {launched.process.log}")
+        if launched.process.ends_within(_DYING_S):
+            failure = vllm.died(launched.process)
         launched.resources.close()
-        if not addresses:
-            raise EngineError(f"port {port} is served by a process that is not ours; set engine.port to another")
-        raise EngineError(f"the engine listens at {', '.join(sorted(addresses))}, where others reach it; it was ended")
-    version = json.loads(target.get("/version")).get("version")
-    return VllmServer(target, vllm.facts(target.get("/metrics").decode(), version, launched), launched)
+        raise failure from None
+    except BaseException:
+        launched.resources.close()
+        raise
 
 
 def _section(config: Config) -> VllmServerConfig:

@@ -68,6 +68,10 @@ class Fault:
     on_vllm: bool = False
 
     @property
+    def needs_mount(self) -> bool:
+        return self.name.startswith(("disk", "folder"))
+
+    @property
     def key(self) -> str:
         return f"{self.name} | {self.stage}"
 
@@ -102,7 +106,8 @@ def _signal_engine(stage: str, name: str, number: int, *more: str) -> Callable[[
 def _behaving(**behaviour: object) -> Callable[[Case], None]:
     def inject(case: Case) -> None:
         case.environment["FAULT_BEHAVIOUR"] = json.dumps(behaviour)
-        case.start("client.timeout_s=2", "engine.stall_timeout_s=1.5")
+        case.arguments += ["client.timeout_s=2", "engine.stall_timeout_s=1.5"]
+        case.start()
 
     return inject
 
@@ -120,10 +125,6 @@ def _mount(folder: Path, size: str) -> None:
     folder.mkdir(exist_ok=True)
     if libc.mount(b"none", bytes(folder), b"tmpfs", 0, f"size={size}".encode()):
         raise OSError(ctypes.get_errno(), "no small file system can be mounted here")
-
-
-def _remount(folder: Path, read_only: bool) -> None:
-    subprocess.run(["mount", "-o", f"remount,{'ro' if read_only else 'rw'}", str(folder)], check=True)
 
 
 def _fill(folder: Path) -> None:
@@ -158,15 +159,14 @@ def _full(stage: str | None, place: str) -> Callable[[Case], None]:
 
 def _read_only(stage: str) -> Callable[[Case], None]:
     def inject(case: Case) -> None:
-        _mount(case.folder / "runs", "64m")
+        runs = str(case.folder / "runs")
         case.start()
         case.until(STAGES[stage])
-        for _ in range(200):  # while a file is open for writing it is refused
-            with contextlib.suppress(subprocess.CalledProcessError):
-                _remount(case.folder / "runs", read_only=True)
-                break
+        # A mount over it, because a file system on which files are open for writing does not turn read-only.
+        for options in (["--bind", runs, runs], ["-o", "remount,bind,ro", runs]):
+            subprocess.run(["mount", *options], check=True)
         case.ended()
-        _remount(case.folder / "runs", read_only=False)
+        subprocess.run(["umount", runs], check=True)
 
     return inject
 
@@ -331,6 +331,12 @@ class Site:
         self.store = folder / "mlflow.db"
         tracking.open_store(TrackingConfig(dir=str(folder / "template")))  # sets MLflow up
         tracking._make_database(self.store, folder / "artifacts")
+        try:
+            _mount(folder / "disk", "1m")
+            subprocess.run(["umount", str(folder / "disk")], check=True)
+            self.can_mount = True
+        except OSError:
+            self.can_mount = False
 
     def inject(self, fault: Fault, vllm: bool = False) -> Found:
         """One injection, from an empty folder to the resumed study."""

@@ -3,7 +3,7 @@
 A front end answers, as the golden server does; an engine core, a process of its own, lets it: where the core is
 stopped, so is every answer, and where it dies, the front end ends itself. It takes its orders from the environment:
 FAULT_NOTES, the file for `Watched`; FAULT_BEHAVIOUR, fields of `Behaviour` in JSON; and FAULT_ENGINE, one of
-`no_memory` (in vLLM's words), `deaf` (never answers), `port` (another process takes its port first).
+`no_memory` (in vLLM's words), `deaf` (never answers), `port` (somebody takes the first engine's port first).
 """
 
 import contextlib
@@ -37,13 +37,15 @@ def main(arguments: list[str]) -> int:
         return 1
     if fault == "deaf":
         time.sleep(600)
-    taken = socket.create_server(("127.0.0.1", int(port))) if fault == "port" else None
+    notes = Path(os.environ["FAULT_NOTES"])
+    taken = socket.create_server(("127.0.0.1", int(port))) if fault == "port" and not notes.exists() else None
+    notes.touch()
     core = subprocess.Popen([sys.executable, "-c", "import time\nwhile True: time.sleep(0.05)", "EngineCore"])
     asked = {"ttft_s": 0.05, "itl_s": 0.02, **json.loads(os.environ.get("FAULT_BEHAVIOUR", "{}"))}
     if "fault_requests" in asked:
         asked["fault_requests"] = frozenset(asked["fault_requests"])
     try:
-        server = Watched(Behaviour(**asked, model=model, block_size=32), int(port), Path(os.environ["FAULT_NOTES"]))
+        server = Watched(Behaviour(**asked, model=model, block_size=32), int(port), notes)
     except OSError:
         print(f"OSError: [Errno 98] error while attempting to bind on address ('127.0.0.1', {port}): address already "
               "in use", flush=True)  # fmt: skip

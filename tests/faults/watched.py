@@ -1,4 +1,4 @@
-"""The golden server with a notebook that outlives it: a line `RESETS END_S` for each request it has answered whole."""
+"""The golden server with a notebook that outlives it: a line for each request it has answered whole."""
 
 import asyncio
 import threading
@@ -9,9 +9,10 @@ from tests.golden.server import Behaviour, GoldenServer, Seen
 
 
 class Watched(GoldenServer):
-    """Serves on `port`, and puts its notes into a file."""
+    """Serves on `port`. A line of `notes` has the number of resets before a request, its place since, and its end."""
 
     def __init__(self, behaviour: Behaviour, port: int, notes: Path) -> None:
+        self._first = 0
         self._notes = notes.open("a", buffering=1)
         super().__init__(behaviour, port)
 
@@ -22,6 +23,8 @@ class Watched(GoldenServer):
     def _plain(self, method: str, path: str) -> tuple[str, str, str]:
         if path == "/version":
             return "200 OK", "application/json", '{"version": "0.32.0"}'
+        if path == "/reset_prefix_cache":
+            self._first = len(self.seen)
         return super()._plain(method, path)
 
     async def _complete(
@@ -29,5 +32,5 @@ class Watched(GoldenServer):
     ) -> bool:
         goes_on = await super()._complete(seen, number, reader, writer)
         if len(seen.sent_s) == seen.body["max_tokens"]:
-            self._notes.write(f"{self.resets} {time.monotonic()}\n")
+            self._notes.write(f"{self.resets} {number - self._first} {time.monotonic()}\n")
         return goes_on

@@ -3,6 +3,7 @@
 import fcntl
 import importlib.util
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -94,7 +95,8 @@ def _folder(config: ModelConfig) -> Path:
         dimensions = _GENERATED[config.generated]
         return _made_once(f"{config.generated}-1", lambda folder: _make_llama(folder, dimensions))
     if config.package is not None and (gguf := _packaged_gguf(config.package)) is not None:
-        return _made_once(f"{config.name}-{gguf.stem}", lambda folder: _dequantise(gguf, folder))
+        name = re.sub(r"[^\w-]", "_", config.name)  # may be anything; the cache is one folder
+        return _made_once(f"{name}-{gguf.stem}", lambda folder: _dequantise(gguf, folder))
     if config.hub_id is not None:
         return _from_hub(config.hub_id, config)
     raise ConfigError(f"model={config.name}: set model.path to a model folder or a Hub id")

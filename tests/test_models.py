@@ -122,3 +122,10 @@ def test_a_model_whose_config_has_code_is_read_without_running_it(tmp_path: Path
     assert not (tmp_path / "ran").exists()
     trusted = compose([f"model.path={folder}", "model.max_model_len=null", "gpu=cpu", "model.trust_remote_code=true"])
     assert "--trust-remote-code" in vllm.arguments(trusted, model)
+
+
+def test_a_models_name_leads_nowhere(cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(models, "_packaged_gguf", lambda package: Path("/weights.gguf"))
+    monkeypatch.setattr(models, "_dequantise", lambda gguf, folder: write_model(folder))
+    config = compose(["model=smollm2_135m", "gpu=cpu", "model.name=../../../out", "model.max_model_len=null"]).model
+    assert locate(config).path.parent == cache

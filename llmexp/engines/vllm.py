@@ -24,6 +24,7 @@ from llmexp.results import ENGINE_LOG, ENGINE_STEPS
 from llmexp.schema.config import Config
 from llmexp.schema.engine import OwnVllm
 
+GUARD = Path(__file__).parent / "guard"
 POLL_S = 0.25
 _CPU_NICENESS = 10  # where engine and client share the cores, the client's clock must not wait for the engine
 _CLAIM_TIMEOUT_S = 86400.0  # a study's other jobs may be many
@@ -193,7 +194,7 @@ def launch(
         launched = time.monotonic()
         started = process.start(
             command,
-            _environment(gpus) | _recording(steps) | dict(environment) | dict(engine.env),
+            _with_own({**_environment(gpus), **environment, **_recording(steps)}, engine.env),
             folder / ENGINE_LOG,
             engine.stop_timeout_s,
             _CPU_NICENESS if config.gpu.device == "cpu" else 0,
@@ -215,8 +216,18 @@ def launch(
 
 def finds_us() -> dict[str, str]:
     """The environment in which another interpreter finds this package."""
-    package = str(Path(llmexp.__file__).parent.parent)
-    return {"PYTHONPATH": os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])}
+    return finds(Path(llmexp.__file__).parent.parent, GUARD)
+
+
+def finds(*folders: Path) -> dict[str, str]:
+    """The environment in which another interpreter finds the modules in these folders."""
+    return {"PYTHONPATH": os.pathsep.join([*map(str, folders), *filter(None, [os.environ.get("PYTHONPATH")])])}
+
+
+def _with_own(environment: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
+    """The environment with the user's variables, whose modules are found after ours."""
+    paths = [part["PYTHONPATH"] for part in (environment, own) if "PYTHONPATH" in part]
+    return {**environment, **own, **({"PYTHONPATH": os.pathsep.join(paths)} if paths else {})}
 
 
 def _recording(steps: Path | None) -> dict[str, str]:

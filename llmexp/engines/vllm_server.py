@@ -91,7 +91,12 @@ def check(config: Config, here: bool = True) -> None:
 
 def arguments(config: Config, model: Model) -> list[str]:
     """vLLM's command-line arguments for a config, without the port. Equal arguments mean equal engines."""
-    server = {"host": "127.0.0.1", "enable_prompt_tokens_details": True, "uvicorn_log_level": "warning"}
+    server = {
+        "host": "127.0.0.1",
+        "middleware": "llmexp_guard.Guard",  # the dev endpoints run code, and vLLM asks for no key there
+        "enable_prompt_tokens_details": True,
+        "uvicorn_log_level": "warning",
+    }
     return [*vllm.flags(server), *vllm.arguments(config, model)]
 
 
@@ -125,6 +130,7 @@ def _start(config: Config, model: Model, folder: Path, port: int, while_starting
     environment = {
         "VLLM_SERVER_DEV_MODE": "1",  # the endpoint that resets the prefix cache
         "VLLM_API_KEY": target.api_key or "",
+        **vllm.finds(vllm.GUARD),
     }
     launched = vllm.launch(config, folder, command, environment, lambda: _answers(target), while_starting)
     try:

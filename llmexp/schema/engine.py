@@ -14,7 +14,9 @@ class ModelConfig(Section):
 
     name: str = Field(description="short name, used in tables")
     path: str | None = Field(default=None, description="model folder, or a Hub id")
-    package: str | None = Field(default=None, description="installed Python package that holds the weights as GGUF")
+    package: str | None = Field(
+        default=None, pattern=r"^[A-Za-z_]\w*$", description="installed Python package that holds the weights as GGUF"
+    )
     hub_id: str | None = Field(default=None, description="repository on the Hugging Face Hub")
     revision: str | None = Field(default=None, description="commit or tag of the Hub repository")
     generated: Literal["tiny_llama", "llama_8b"] | None = Field(

@@ -232,8 +232,12 @@ def _not_a_study(folder: Path) -> str:
 
 def _save(record: _Record, target: Path) -> None:
     partial = target.with_suffix(".partial")
-    partial.write_text(record.model_dump_json(indent=2))
-    partial.replace(target)
+    try:
+        partial.write_text(record.model_dump_json(indent=2))
+        partial.replace(target)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror, str(target)) from None  # a full disk is told without its file
 
 
 def _first(error: ValidationError) -> str:

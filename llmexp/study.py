@@ -248,7 +248,10 @@ def _log(
         _log_what_is_unlogged(jobs, shared, tracked)
         tracking.finish_study(tracked, status, to_markdown(study.compare()), folder)
     except TrackingError as failure:
-        raise TrackingError(f"{folder} holds all that was measured, but {failure}") from None
+        raise TrackingError(
+            f"{folder} holds all that was measured, but {failure}\n"
+            f"To tell it: the same command with study.name={folder.name}"
+        ) from None
     console.print(f"MLflow: {tracking.ui_command(shared.tracking)}", highlight=False, soft_wrap=True)
 
 

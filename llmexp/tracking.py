@@ -73,8 +73,9 @@ def open_store(config: TrackingConfig) -> tuple["MlflowClient", str]:
     os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "4")  # 30 s; what is unlogged then is logged later
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
-    for noisy in ("alembic", "mlflow", "mlflow.store.db.utils"):
-        logging.getLogger(noisy).setLevel(logging.WARNING)
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    for noisy in ("mlflow", "mlflow.store.db.utils"):
+        logging.getLogger(noisy).setLevel(logging.CRITICAL)  # it logs a traceback of what it raises
     from mlflow import MlflowClient
     from mlflow.exceptions import MlflowException
     from sqlalchemy.exc import SQLAlchemyError
@@ -118,7 +119,6 @@ def _reached_by_all() -> Iterator[None]:
     from mlflow.exceptions import MlflowException
     from sqlalchemy.exc import SQLAlchemyError
 
-    logging.getLogger("mlflow").setLevel(logging.CRITICAL)  # it logs a traceback for every attempt
     try:
         yield
     except (MlflowException, SQLAlchemyError, OSError) as error:

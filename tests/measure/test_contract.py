@@ -67,6 +67,28 @@ def trace(cached: list[int | None]) -> pa.Table:
     return pa.table({**columns, "cached_tokens": pa.array(cached, pa.int32())}, schema=TRACE_SCHEMA)
 
 
+@pytest.mark.parametrize(
+    ("kind", "queries", "hits", "cached", "held", "observed"),
+    [
+        ("ceiling", 500, 150, 90, True, 90),  # one request of 100 looked up twice, 60 hits the second time
+        ("ceiling", 500, 191, 90, False, 90),  # more than a second look-up could have found
+        ("ceiling", 500, 89, 90, False, 90),  # fewer than the requests had
+        ("ceiling", 500, 150, 101, False, 101),  # more than the workload can share
+        ("ceiling", 400, 150, 90, False, 150),  # nothing was looked up twice
+        ("exact", 500, 150, 100, False, 150),  # with room for all, nothing waits for blocks
+    ],
+)
+def test_look_ups_of_a_request_that_waits_for_blocks_are_told_from_hits(
+    kind: str, queries: float, hits: float, cached: int, held: bool, observed: int
+) -> None:
+    requests = trace([cached, 0, 0, 0])
+    place = requests.schema.get_field_index("prompt_tokens")
+    requests = requests.set_column(place, requests.field(place), pa.array([100] * 4, pa.int32()))
+    counters = Counters(prefix_cache_hits_tokens=hits, prefix_cache_queries_tokens=queries)
+    contract = judge(Expectation(100, kind, "a test"), counters, requests)  # type: ignore[arg-type]
+    assert (contract.held, contract.observed_hit_tokens) == (held, observed)
+
+
 def judged(kind: str, hits: float | None, cached: list[int | None]) -> Contract:
     return judge(
         Expectation(100, kind, "a test"),  # type: ignore[arg-type]

@@ -291,7 +291,7 @@ def _jobs(
     places += [f"tracking.dir={plan.quoted(str(Path(shared.tracking.dir).absolute()))}"]
 
     def overrides(arm: str, cell: Any, trial: int) -> list[str]:
-        run = PlannedRun(name="", arm=arm, cell=cell, trial=trial, position=0)
+        run = PlannedRun(name=plan.name(design, arm, cell, trial), arm=arm, cell=cell, trial=trial, position=0)
         return [
             *plan.overrides(design, run),
             f"seed={shared.seed + trial}",

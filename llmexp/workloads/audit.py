@@ -96,11 +96,10 @@ def audit(workload: Workload, block_size: int) -> Audit:
 def audit_of(workload: Workload, blocks: Blocks) -> Audit:
     """The audit of a workload whose blocks are known."""
     block_size = blocks.size
-    distinct, first, holders = np.unique(blocks.keys, return_index=True, return_counts=True)
-    seen = _seen(blocks, first)
+    distinct, holders, seen = _uses(blocks)
     reusable = _reusable(blocks, seen)
-    prompts_alone = _without_answers(workload, blocks)
-    seen_alone = _seen(prompts_alone, np.unique(prompts_alone.keys, return_index=True)[1])
+    alone = _without_answers(workload, blocks)
+    distinct_alone, _, seen_alone = (distinct, holders, seen) if alone is blocks else _uses(alone)
     repeats = len(workload) - len(np.unique(blocks.whole))
     partial_repeats = _repeats_with_a_partial_block(blocks)
     all_blocks = int((-(-blocks.prompt_tokens // block_size)).sum())
@@ -121,9 +120,15 @@ def audit_of(workload: Workload, blocks: Blocks) -> Audit:
         ideal_hit_rate=float(reusable.sum() / prompt_total),
         ideal_block_hit_rate=float((seen.sum() + partial_repeats) / all_blocks),
         order_independent=_order_independent(workload, blocks, distinct, holders),
-        blocks_to_hold=_blocks_to_hold(workload, prompts_alone, seen_alone),
+        blocks_to_hold=len(distinct_alone) + _blocks_beside_prompts(workload, alone, seen_alone),
         reusable_by_request=reusable,
     )
+
+
+def _uses(blocks: Blocks) -> tuple[NDArray[np.uint64], NDArray[np.int64], NDArray[np.int64]]:
+    """The distinct blocks in ascending order, how many requests hold each, and `_seen`."""
+    distinct, first, holders = np.unique(blocks.keys, return_index=True, return_counts=True)
+    return distinct, holders, _seen(blocks, first)
 
 
 def _seen(blocks: Blocks, first: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -155,13 +160,13 @@ def _without_answers(workload: Workload, blocks: Blocks) -> Blocks:
     return blocks_of(replace(workload, columns=columns), blocks.size)
 
 
-def _blocks_to_hold(workload: Workload, blocks: Blocks, seen: NDArray[np.int64]) -> int:
+def _blocks_beside_prompts(workload: Workload, blocks: Blocks, seen: NDArray[np.int64]) -> int:
     """Decode adds blocks that no prompt holds in full; a repeated prompt of whole blocks recomputes its last."""
     end = blocks.prompt_tokens + workload.output_tokens - 1
     of_decode = -(-end // blocks.size) - blocks.in_prompt
     recomputed = int((seen * blocks.size == blocks.prompt_tokens).sum())
     null_block = 1
-    return len(np.unique(blocks.keys)) + int(of_decode.sum()) + recomputed + null_block
+    return int(of_decode.sum()) + recomputed + null_block
 
 
 def _repeats_with_a_partial_block(blocks: Blocks) -> int:

@@ -119,7 +119,7 @@ def _account_table(workload: Workload, accounts: Sequence[Audit]) -> Table:
         "distinct": lambda account: f"{account.distinct_blocks:,}",
         "shared": lambda account: f"{account.shared_blocks:,}",
         "reusable prompt tokens": lambda account: f"{account.reusable_tokens:,}",
-        "in blocks that decode fills": lambda account: f"{account.reusable_generated_tokens:,}",
+        "of which generated": lambda account: f"{account.reusable_generated_tokens:,}",
         "ideal hit rate, by token": lambda account: f"{account.ideal_hit_rate:.4f}",
         "ideal hit rate, by block": lambda account: f"{account.ideal_block_hit_rate:.4f}",
         "the same in any order": lambda account: "yes" if account.order_independent else "no",

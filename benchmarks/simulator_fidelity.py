@@ -13,6 +13,7 @@ import copy
 from pathlib import Path
 
 import pandas as pd
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -129,7 +130,7 @@ def predict(folder: Path, model_path: str | None) -> None:
     )
     for kind, missed in calibration.residuals.items():
         console.print(f"  {kind}: {missed.steps:,} steps, sum {missed.bias:+.1%}, one step p95 {missed.error_p95:.1%}")
-    table = Table("run", "what", "round 1", "round 2", "simulated", "error", "goal")
+    table = Table("run", "what", "round 1", "round 2", "simulated", "error", "goal", box=SIMPLE_HEAD)
     beside = 0
     for measured in recorded_runs([folder / "predict"]):
         simulated = figures(simulate_again(measured.run, file, model_path))

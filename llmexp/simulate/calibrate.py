@@ -41,10 +41,10 @@ def fit(
     """Fit seconds per unit of each of ``terms`` (others cost nothing) to n steps: ``work`` (n, 6), columns as in
     ``Work``, and ``measured_s`` (n,).
 
-    Non-negative least squares (Lawson and Hanson 1974, ``scipy.optimize.nnls``) of errors relative to the prediction,
-    so that a short decode step counts as much as a long prefill and the total time comes out right; errors beyond
-    three standard deviations count less (Huber 1964), because an engine has hiccups. Raises ``CalibrationError``
-    unless there are more steps than terms and the steps tell the terms apart.
+    Non-negative least squares (Lawson and Hanson 1974, ``scipy.optimize.nnls``) of the *relative* errors, so that a
+    short decode step counts as much as a long prefill; errors beyond three standard deviations count less (Huber
+    1964), because an engine has hiccups and a machine other work. What those take is missing from the fit. Raises
+    ``CalibrationError`` unless there are more steps than terms and the steps tell the terms apart.
     """
     unknown = set(terms) - set(TERMS)
     if unknown:
@@ -159,10 +159,9 @@ def _robust(design: Floats, seconds: Floats) -> Floats:
         scale[scale == 0] = 1.0
         solution, _ = nnls(scaled / scale, seconds * weights)
         before, found = found, solution / scale
-        predicted = np.maximum(design @ found, 1e-3 * seconds)
-        errors = np.abs(seconds / predicted - 1.0)
+        errors = np.abs(design @ found / seconds - 1.0)
         limit = max(_HUBER_SCALES * 1.4826 * float(np.median(errors)), 1e-9)
-        weights = np.sqrt(np.minimum(1.0, limit / np.maximum(errors, 1e-12))) / predicted
+        weights = np.sqrt(np.minimum(1.0, limit / np.maximum(errors, 1e-12))) / seconds
         if np.allclose(found, before, rtol=1e-9, atol=0.0):
             break
     return found
@@ -193,6 +192,5 @@ def _calibration(cost: StepCost, rows: Floats, seconds: Floats) -> Calibration:
 
 def _score(calibration: Calibration) -> float:
     """Root mean square of relative errors, those of hiccups cut off."""
-    predicted = np.maximum(calibration.measured_s - calibration.residuals_s, 1e-12)
-    errors = np.abs(calibration.residuals_s) / predicted
+    errors = np.abs(calibration.residuals_s) / calibration.measured_s
     return float(np.sqrt(np.mean(np.minimum(errors, np.quantile(errors, 0.99)) ** 2)))

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -78,7 +79,7 @@ def _heading(calibration: CalibrationFile) -> str:
 
 
 def _coefficients(calibration: CalibrationFile) -> Table:
-    table = Table(title="What it takes", title_justify="left")
+    table = Table(title="What it takes", title_justify="left", caption_justify="left", box=SIMPLE_HEAD)
     table.add_column("part")
     table.add_column("for")
     table.add_column("µs", justify="right")
@@ -93,7 +94,7 @@ def _coefficients(calibration: CalibrationFile) -> Table:
 
 
 def _residuals(calibration: CalibrationFile) -> Table:
-    table = Table(title="What the fit misses", title_justify="left")
+    table = Table(title="What the fit misses", title_justify="left", box=SIMPLE_HEAD)
     for name in ("steps", "", "share of time", "sum", "one step, p50", "one step, p95"):
         table.add_column(name, justify="left" if name == "steps" else "right")
     for kind, missed in calibration.residuals.items():

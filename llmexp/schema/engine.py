@@ -131,7 +131,19 @@ class Endpoint(_Engine):
     )
 
 
-EngineConfig = Annotated[VllmServer | VllmAsync | Endpoint, Field(discriminator="kind")]
+class Simulator(Section):
+    """vLLM's scheduler and KV cache simulated, with steps that cost what a calibration or a roofline says."""
+
+    kind: Literal["simulator"] = "simulator"
+    calibration: str | None = Field(
+        default=None, description="file of `llmexp calibrate`; null: the roofline of model and gpu"
+    )
+    sample_interval_s: float = Field(
+        default=0.5, ge=0.01, le=3600, description="between two readings of the gauges, in simulated time"
+    )
+
+
+EngineConfig = Annotated[VllmServer | VllmAsync | Endpoint | Simulator, Field(discriminator="kind")]
 
 
 class SchedulerConfig(Section):

@@ -104,7 +104,11 @@ def _single(config: "Config") -> str:
     with alone(plan.folder):
         if is_complete(plan.folder):
             raise ConfigError(f"study.name: got {plan.study}, which has a complete run {plan.name}; give another name")
-        made = make(plan, EngineLease(keep=False))
+        try:
+            made = make(plan, EngineLease(keep=False))
+        except KeyboardInterrupt:
+            print(f"Folder: {plan.folder}", file=sys.stderr)
+            raise
     if made.status == "refused":
         raise EngineError(made.error)
     console = Console()

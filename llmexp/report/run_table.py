@@ -45,7 +45,10 @@ def run_table(result: RunResult) -> Table:
 
 
 def verdict(result: RunResult) -> str:
-    """Whether the run may be believed, and why not: one line a reason."""
+    """Whether the run may be believed, and why not, or what weakens it: one line a reason."""
+    weak = [f"unknown: {fact}" for fact in result.engine.get("unknown") or ()]
+    if result.engine.get("throttled"):
+        weak.append("throttled: heat or a fault slowed a GPU during a round")
     if result.valid:
-        return "valid: every rule of a valid measurement held in every round"
-    return "\n".join(["NOT VALID:", *(f"  {reason}" for reason in result.invalid_reasons)])
+        return "\n".join(["valid: every rule of a valid measurement held in every round", *weak])
+    return "\n".join(["NOT VALID:", *(f"  {reason}" for reason in result.invalid_reasons), *weak])

@@ -10,6 +10,7 @@ from llmexp.analyze.study import Study, load_study
 from llmexp.report.evidence import device_section, engine_section, weaknesses
 from llmexp.report.plots import plots
 from llmexp.report.report import write_report
+from llmexp.report.run_table import verdict
 from llmexp.report.search import search_section
 from llmexp.report.sentences import http_costs, sentence
 from llmexp.report.style import colour, line, marker
@@ -202,6 +203,11 @@ def test_throttled_runs_and_what_an_endpoint_did_not_tell_are_said(tmp_path: Pat
         return measured(run, gpu_throttled_share=0.25 if throttled else 0.0) | {"engine": engine}
 
     study = edit(tmp_path / "s", change)
+    throttled = next(run for run in study.runs if run.engine["throttled"])
+    assert verdict(throttled).splitlines()[1:] == [
+        f"unknown: {unknown[0]}",
+        "throttled: heat or a fault slowed a GPU during a round",
+    ]
     first, second = weaknesses(study)
     assert first.startswith("**1 of 6 runs throttled**") and "25%" in first and "cache=on-t0" in first
     assert second == "**Unknown in every run: cache state.** No reset there, so a round may begin warm."

@@ -49,6 +49,6 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _size(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"got {text!r}; accepted is a number of tokens, 1 or more")
+    if not text.isdecimal() or not 0 < int(text[:20]) < 2**40:
+        raise argparse.ArgumentTypeError(f"got {text[:80]!r}; accepted is a number of tokens, from 1 to {2**40}")
     return int(text)

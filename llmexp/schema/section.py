@@ -9,7 +9,7 @@ FOLDER_NAME = r"^[A-Za-z0-9][A-Za-z0-9._+-]*$"
 
 # Bounds that no sensible run comes near, so that a slip of the hand ends in a message and not in the machine's memory.
 MOST_REQUESTS = 10_000_000
-Tokens = Annotated[int, Field(gt=0, lt=2**31)]
+Tokens = Annotated[int, Field(gt=0, lt=2**29)]  # so that a few of them add up in 32 bits
 Requests = Annotated[int, Field(gt=0, le=MOST_REQUESTS)]
 InFlight = Annotated[int, Field(gt=0, le=65_536)]
 Bytes = Annotated[int, Field(gt=0, le=2**50)]

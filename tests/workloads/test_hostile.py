@@ -11,7 +11,17 @@ import pytest
 
 from llmexp.errors import LlmexpError, WorkloadError
 from llmexp.models import Model
-from llmexp.schema.workloads import Alpaca, Azure, Custom, Mmlu, Mooncake, SharedPrefix, ShareGpt
+from llmexp.schema.workloads import (
+    Alpaca,
+    Azure,
+    Custom,
+    Mmlu,
+    Mooncake,
+    MultiTurn,
+    SharedPrefix,
+    ShareGpt,
+    UniquePrefix,
+)
 from llmexp.workloads.build import build
 from llmexp.workloads.store import save
 from llmexp.workloads.text import ChatTemplate, load_tokenizer
@@ -86,7 +96,7 @@ def test_garbage_ends_in_a_named_error(kind: str, content: bytes, tmp_path: Path
 
 def test_lengths_beyond_32_bits_are_too_long_not_negative(tmp_path: Path) -> None:
     (tmp_path / "w.jsonl").write_text(
-        json.dumps({"timestamp": 0, "input_length": 512, "output_length": 2**31 - 1, "hash_ids": [1]})
+        json.dumps({"timestamp": 0, "input_length": 512, "output_length": 2**29 - 1, "hash_ids": [1]})
     )
     with pytest.raises(WorkloadError, match="too long"):
         build(Mooncake(path=str(tmp_path / "w.jsonl"), scale_lengths=1000), make_model())
@@ -178,3 +188,16 @@ def test_a_broken_or_hostile_chat_template_is_named(content: str, text_model: Mo
     (text_model.path / "tokenizer_config.json").write_text(content)
     with pytest.raises(WorkloadError, match="chat template"):
         ChatTemplate(text_model).render([{"role": "user", "content": "x"}])
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        SharedPrefix(prefix_tokens=2**29 - 1, suffix_tokens=2**29 - 1, output_tokens=2**29 - 1),
+        UniquePrefix(prefix_tokens=2**29 - 1),
+        MultiTurn(num_conversations=1, turns=1000, user_tokens=2**29 - 1),
+    ],
+)
+def test_lengths_that_no_model_takes_are_told_at_once(config: SharedPrefix | UniquePrefix | MultiTurn) -> None:
+    with pytest.raises(WorkloadError, match="too long"):
+        build(config, make_model())

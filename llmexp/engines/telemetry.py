@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from threading import Thread
 from typing import Any
 
 GpuSample = dict[str, float | None]
@@ -41,9 +42,12 @@ def gpu_sampled(uuids: Sequence[str], interval_s: float | None) -> Iterator[list
     assert process.stdin is not None and process.stdout is not None
     try:
         lines = [process.stdout.readline() for _ in uuids]  # the first sample of each is there
+        reader = Thread(target=lines.extend, args=[process.stdout], daemon=True)  # a full pipe would stop the sampling
+        reader.start()
         yield samples
-        rest, _ = process.communicate(timeout=10)
-        samples += [json.loads(line) for line in [*lines, *rest.splitlines()] if line.strip()]
+        process.stdin.close()
+        reader.join(timeout=10)
+        samples += [json.loads(line) for line in lines if line.endswith("\n")]
     finally:
         process.kill()
         process.wait()
@@ -63,7 +67,7 @@ def main(interval_s: float, uuids: list[str]) -> None:
         if over:
             return
         due = max(due + interval_s, time.monotonic())
-        over = bool(select.select([sys.stdin], [], [], due - time.monotonic())[0])
+        over = bool(select.select([sys.stdin], [], [], max(due - time.monotonic(), 0))[0])
 
 
 def _sample(nvml: Any, device: Any) -> GpuSample:

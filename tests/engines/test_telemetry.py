@@ -1,5 +1,6 @@
 """The telemetry process, with a stand-in for NVML whose device is known."""
 
+import time
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,14 @@ def test_each_gpu_is_sampled_before_and_after_in_plain_units() -> None:
     energy, time_s = (samples[2][name] for name in ("gpu_energy_j", "monotonic_s"))
     assert energy is not None and time_s is not None
     assert energy == pytest.approx(time_s * 100, rel=0.01)  # mJ to J, of a device that uses 100 W
+
+
+@pytest.mark.usefixtures("nvml")
+def test_a_long_round_is_sampled_to_its_end() -> None:
+    with gpu_sampled(["GPU-a", "GPU-b"], 0.0005) as samples:
+        time.sleep(1.5)  # some 300 KiB of samples, where a pipe holds 64
+        ended_s = time.monotonic()
+    assert sum(ended_s - 0.2 < (sample["monotonic_s"] or 0.0) < ended_s for sample in samples) > 2
 
 
 @pytest.mark.parametrize(("uuids", "interval_s"), [([], 0.1), (["GPU-a"], None), (["GPU-unknown"], 0.1)])

@@ -24,6 +24,7 @@ _USAGE = """\
   python -m llmexp KEY=VALUE …               one run, such as cache=off max_num_seqs=4
   python -m llmexp -m KEY=A,B …              a study of all combinations, arms paired
   python -m llmexp -m experiment=NAME        a study that a file of conf/experiment describes
+  python -m llmexp experiment=NAME …         a study of the simulator, such as paged_memory; no engine, no -m
   python -m llmexp audit workload=NAME …     what caching can do for a workload; sends nothing
   python -m llmexp record workload=NAME …    an engine's answers, to replay conversations with
   python -m llmexp calibrate RUN_FOLDER …    what recorded engine steps cost, for engine=simulator

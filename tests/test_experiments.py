@@ -1,6 +1,8 @@
 """Every experiment file makes a plan, and every run of it is sound: as written on its GPU, and reduced on a CPU."""
 
 import itertools
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,8 @@ from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from mlflow import MlflowClient
+from omegaconf import OmegaConf
 
 from llmexp import plan
 from llmexp.analyze.claims import check_claims
@@ -17,6 +21,8 @@ from llmexp.compose import compose, conf_dir, open_keys
 from llmexp.measure.catalog import MEASURES
 from llmexp.prepare import prepare
 from llmexp.schema.config import Config, register_defaults
+from llmexp.simulate.studies.make import STUDIES
+from tests.simulate.reduced import REDUCED as REDUCED_SIMULATED
 from tests.sources import azure_file, mmlu_folder, mooncake_file
 
 SMALL = [
@@ -55,6 +61,44 @@ REDUCED_SOURCES = {
         *("workload.limit=4", "workload.scale_lengths=0.0625", "load.speed=8,16"),
     ],
 }
+
+
+def test_no_experiment_is_left_out() -> None:
+    files = {path.stem for path in (conf_dir() / "experiment").glob("*.yaml")}
+    assert files == {*REDUCED, *REDUCED_SOURCES, *REDUCED_SIMULATED}
+
+
+@pytest.mark.parametrize("experiment", REDUCED_SIMULATED)
+def test_a_study_of_the_simulator_names_every_knob(experiment: str) -> None:
+    """As written it composes without a GPU and without a file of data; `tests/simulate/test_studies.py` makes it."""
+    written = OmegaConf.load(conf_dir() / "experiment" / f"{experiment}.yaml")
+    config = compose([f"experiment={experiment}"])
+    assert config.simulation is not None and config.simulation.kind in STUDIES
+    assert set(written.simulation) == set(type(config.simulation).model_fields)
+    assert config.model.generated is not None
+
+
+def test_a_study_of_the_simulator_takes_no_sweep(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "llmexp", "-m", "experiment=block_size", "kv.block_size=16,32"]
+    done = subprocess.run([*command, f"runs_dir={tmp_path}"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr == "llmexp: kv.block_size: got 16,32; a study of the simulator takes one value of each key\n"
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("multirun", [[], ["-m"]])
+def test_a_study_of_the_simulator_from_the_command_line(multirun: list[str], tmp_path: Path) -> None:
+    places = [f"runs_dir={tmp_path}", f"tracking.dir={tmp_path / 'mlruns'}", "study.name=mine"]
+    command = [sys.executable, "-m", "llmexp", *multirun, "experiment=paged_memory"]
+    overrides = [*REDUCED_SIMULATED["paged_memory"], "simulation.sharing_requests=2", *places]
+    done = subprocess.run([*command, *overrides], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.count("SIMULATED")) == (0, 3), done.stderr
+    assert (tmp_path / "mine" / "report.md").exists()
+    found = MlflowClient(f"sqlite:///{tmp_path / 'mlruns' / 'mlflow.db'}").search_runs(["1"])
+    assert [run.info.status for run in found] == ["FINISHED"]
+    assert found[0].data.tags["llmexp.simulated"] == "true"
+    assert found[0].data.metrics["tokens.max"] < found[0].data.metrics["tokens.blocks of 8"]
+    assert found[0].data.params["simulation.capacity_tokens"] == "2048"
 
 
 @pytest.fixture

@@ -79,7 +79,8 @@ class RadixCache:
         need = self._blocks_for(seq.num_computed + num_new) - held.in_tree - held.private
         if need > self.num_free_blocks:
             return False
-        self._take(held, need)
+        if need > 0:
+            self._take(held, need)
         return True
 
     def computed(self, seq: Sequence) -> None:

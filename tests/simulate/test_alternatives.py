@@ -95,6 +95,7 @@ def test_each_policy_picks_what_it_says() -> None:
     expected = {
         "fcfs": [0, 1, 2, 3],
         "priority": [3, 0, 1, 2],
+        "random": [0, 1, 3, 2],
         "shortest_prefill": [1, 2, 0, 3],  # 16, 20, 40 and, once 0 is cached, 20 tokens to compute
         "shortest_cache": [2, 0, 3, 1],
         "shortest_service": [0, 3, 2, 1],

@@ -156,7 +156,6 @@ def test_what_a_folder_holds_is_not_overwritten(tmp_path: Path) -> None:
         (["experiment=paged_memory", "simulation.blocks=8"], ConfigError, r"simulation\.blocks: no such key"),
         (["experiment=paged_memory", "simulation.kind=pages"], ConfigError, "paged_memory"),
         (["experiment=paged_memory", "simulation.max_model_len=64"], WorkloadError, r"simulation\.max_model_len=64"),
-        (["experiment=static_vs_continuous", "kv.num_blocks=null"], ConfigError, r"kv\.num_blocks: got null"),
         (["experiment=block_size", "gpu=cpu"], ConfigError, "gpu: got cpu, whose datasheet is not known"),
         (["experiment=scheduler_policies", "workload=many_prefixes"], ConfigError, "workload: got shared_prefix"),
     ],

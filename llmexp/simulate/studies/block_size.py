@@ -51,7 +51,7 @@ def block_size(setting: Setting, study: BlockSize) -> Findings:
     labelled(empty, "Internal waste", x, "empty places in blocks in use (%)")
     labelled(hashed, "Work of hashing", x, "full blocks per request")
     hits.set_ylim(0, 1)
-    hits.legend(fontsize=9, loc="lower left")
+    hits.legend(fontsize=9, loc="center")
     empty.set_ylim(bottom=0)
     empty.legend(fontsize=9)
     logarithmic(hashed, "y")

@@ -26,7 +26,7 @@ def radix_vs_blocks(setting: Setting, study: RadixVsBlocks) -> Findings:
     cases = [(blocks, cache) for blocks in sizes for cache in get_args(PrefixCache)]
     rows = []
     for blocks, cache in each("Simulating prefix caches", cases):
-        engine = setting.engine(num_gpu_blocks=blocks + 1, capacity_tokens=0, prefix_cache=cache)
+        engine = setting.engine(num_gpu_blocks=blocks + 1, prefix_cache=cache)
         numbers = summary(simulate(requests, engine, cost, max_concurrency=setting.max_concurrency))
         rows.append(
             {

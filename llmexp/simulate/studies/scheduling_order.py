@@ -72,7 +72,7 @@ def scheduling_order(setting: Setting, study: SchedulingOrder) -> Findings:
     labelled(wait, f"Longest wait, all {len(requests):,} requests at once", memory, "seconds in the queue")
     labelled(queued_hits, f"Reuse, {smallest:,} tokens of KV memory", queue, "hit rate (share of prompt tokens)")
     labelled(queued_wait, f"Longest wait, {smallest:,} tokens of KV memory", queue, "seconds in the queue")
-    hits.legend(fontsize=9, loc="lower right")
+    wait.legend(fontsize=9, loc="lower center")
     return Findings(
         title="Order of the queue: reuse, and the wait it costs",
         setting=(

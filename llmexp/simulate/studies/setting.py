@@ -1,6 +1,7 @@
 """What a study simulates: the config's workload, on an engine as the config describes it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -8,22 +9,18 @@ import numpy.typing as npt
 
 from llmexp import models
 from llmexp.client.arrivals import arrivals
-from llmexp.errors import ConfigError
 from llmexp.models import Model
 from llmexp.schema.config import Config
 from llmexp.schema.load import ClosedLoop
 from llmexp.schema.simulation import PagedMemory
 from llmexp.simulate.cost import StepCost
-from llmexp.simulate.engine import roofline_of
+from llmexp.simulate.engine import roofline_of, settings_of
 from llmexp.simulate.requests import Requests
 from llmexp.simulate.settings import Settings
 from llmexp.simulate.workload import opens, requests_of
 from llmexp.workloads.build import build
 from llmexp.workloads.multi_turn import as_recorded
 from llmexp.workloads.workload import Workload
-
-DEFAULT_BLOCK_SIZE = 16  # vLLM's on a GPU
-BATCHED_TOKENS = 8192  # what vLLM's server sets on GPUs of 70 GiB and more
 
 
 @dataclass(frozen=True)
@@ -36,7 +33,7 @@ class Setting:
 
     @property
     def block_size(self) -> int:
-        return self.config.kv.block_size or DEFAULT_BLOCK_SIZE
+        return self._settings.block_size
 
     @property
     def max_concurrency(self) -> int | None:
@@ -53,30 +50,20 @@ class Setting:
         return requests_of(self.workload, block_size or self.block_size, due_s)
 
     def engine(self, **changes: Any) -> Settings:
-        """The engine of the config. `capacity_tokens` and `block_size` replace the KV cache's size."""
-        scheduler = self.config.scheduler
-        block_size = changes.pop("block_size", self.block_size)
-        capacity_tokens = changes.pop("capacity_tokens", None)
-        if capacity_tokens is None:
-            capacity_tokens = self.capacity_tokens
-        chosen = {
-            "num_gpu_blocks": capacity_tokens // block_size + 1,  # block 0 is the pool's own
-            "block_size": block_size,
-            "max_num_seqs": self.config.max_num_seqs,
-            "max_num_batched_tokens": scheduler.max_num_batched_tokens or BATCHED_TOKENS,
-            "enable_prefix_caching": self.config.cache.enable_prefix_caching,
-            "enable_chunked_prefill": scheduler.enable_chunked_prefill is not False,
-            "long_prefill_token_threshold": scheduler.long_prefill_token_threshold,
-            "policy": scheduler.policy,
-        }
-        return Settings(**(chosen | changes))
+        """The engine of the config, with other settings. `capacity_tokens` sets the KV cache's size in tokens."""
+        block_size = changes.get("block_size", self.block_size)
+        capacity_tokens = changes.pop("capacity_tokens", self.capacity_tokens)
+        changes = {"num_gpu_blocks": capacity_tokens // block_size + 1, **changes}  # block 0 is the pool's own
+        return replace(self._settings, **changes)
 
     @property
     def capacity_tokens(self) -> int:
         """What the KV cache holds."""
-        if self.config.kv.num_blocks is None:
-            raise ConfigError("kv.num_blocks: got null; this study needs it set, the KV blocks of the simulated engine")
-        return (self.config.kv.num_blocks - 1) * self.block_size
+        return (self._settings.num_gpu_blocks - 1) * self._settings.block_size
+
+    @cached_property
+    def _settings(self) -> Settings:
+        return replace(settings_of(self.config, self.model), async_scheduling=False)  # all engines alike
 
     def cost(self) -> StepCost:
         """How long steps take: the model's roofline on the GPU, at the study's efficiencies."""

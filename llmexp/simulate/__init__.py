@@ -11,8 +11,8 @@
 What is asked lies in ``requests`` (objects, or columns for millions), the engine's options in ``settings``, the
 engine itself in ``sequence``, ``cache``, ``blocks``, ``radix``, ``policies`` and ``scheduler``, its world in
 ``arrivals``, ``cost`` and ``loop``, and ``kernel`` is all of vLLM's part compiled. ``roofline`` and ``calibrate``
-make costs; ``records``, ``timeline``, ``starvation`` and ``summary`` say what happened, ``studies`` are the experiments. ``allocators`` stands
-alone.
+make costs; ``records``, ``timeline``, ``starvation`` and ``summary`` say what happened, and ``studies`` are the
+experiments that no engine can make. ``allocators`` stands alone.
 """
 
 from llmexp.simulate.cost import UNIT_COST, FrontEnd, StepCost, Work

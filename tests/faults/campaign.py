@@ -457,19 +457,20 @@ def main() -> None:
             for found in parallel_studies(made, asked.parallel):
                 keep(found)
             return
-        to_do = []
+        to_do: list[tuple[int, Fault]] = []
         for fault in FAULTS:
             chosen = any(word in fault.key for word in asked.only) if asked.only else True
             if chosen and (fault.on_vllm or not asked.vllm):
                 before = sum((line["fault"], line["stage"]) == (fault.name, fault.stage) for line in done)
-                to_do += [fault] * ((asked.times or fault.times) - before)
+                to_do += [(k, fault) for k in range(before, asked.times or fault.times)]
+        to_do.sort(key=lambda item: item[0])  # the first of every fault, then the second, however far it gets
 
         def inject(fault: Fault) -> None:
             if time.monotonic() - began < asked.seconds:
                 keep(made.inject(fault, asked.vllm))
 
         with ThreadPoolExecutor(asked.jobs) as pool:
-            list(pool.map(inject, to_do))
+            list(pool.map(inject, [fault for _, fault in to_do]))
 
 
 if __name__ == "__main__":

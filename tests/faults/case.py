@@ -84,6 +84,7 @@ class Case:
         self.servers: list[subprocess.Popen[bytes]] = []
         self._nursery = nursery
         self._mark = ""
+        self._groups: set[int] = set()
         self._pid = 0
         folder.mkdir(parents=True)
         if store is not None:
@@ -141,17 +142,20 @@ class Case:
         """The living processes that the command has started, by a word in their command line."""
         found = []
         for process in psutil.process_iter():
-            try:
-                if (
-                    process.pid != self._pid
-                    and process.environ().get(MARK) == self._mark
-                    and name in " ".join(process.cmdline())
-                    and process.status() != psutil.STATUS_ZOMBIE
-                ):
+            with contextlib.suppress(psutil.Error, ProcessLookupError):
+                group = os.getpgid(process.pid)
+                ours = group in self._groups
+                if not ours and self._has_mark(process):
+                    ours = True
+                    if "keeper.py" in " ".join(process.cmdline()):
+                        self._groups.add(group)  # whose other members may hide their environment, as vLLM's do
+                living = ours and process.pid != self._pid and process.status() != psutil.STATUS_ZOMBIE
+                if living and name in " ".join(process.cmdline()):
                     found.append(process)
-            except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
-                continue
         return found
+
+    def _has_mark(self, process: psutil.Process) -> bool:
+        return process.environ().get(MARK) == self._mark
 
     def process(self, name: str) -> int:
         """The PID of one of them."""

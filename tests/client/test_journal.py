@@ -1,0 +1,107 @@
+"""What a worker keeps survives it: however it was portioned, and wherever a kill cut it off."""
+
+import errno
+import os
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llmexp.client import journal, spill
+from llmexp.client.call import Call
+from llmexp.client.gather import gather
+from llmexp.client.ledger import Ledger, joined
+from tests.client.sending import numbered
+
+CALLS = st.lists(
+    st.builds(
+        Call,
+        index=st.integers(0, 1000),
+        intended=st.floats(0, 1e6),
+        ready=st.floats(0, 1e6),
+        sent=st.floats(0, 1e6),
+        end=st.floats(0, 1e6),
+        chunks=st.lists(st.floats(0, 1e6), max_size=4),
+        output_tokens=st.none() | st.integers(0, 100),
+        finish_reason=st.none() | st.sampled_from(["stop", "length"]),
+        error=st.none() | st.text(max_size=5),
+        text=st.none() | st.text(max_size=5),
+        engine_times=st.none() | st.tuples(*[st.floats(0, 1e6)] * 4),
+    ),
+    max_size=12,
+)
+
+
+def kept(path: Path, calls: list[Call], every: int) -> list[int]:
+    """Journals calls in portions of `every`; returns the journal's size after each portion."""
+    ledger, sizes = Ledger(), []
+    with path.open("wb", buffering=0) as file:
+        for i, call in enumerate(calls):
+            ledger.add(call)
+            if (i + 1) % every == 0:
+                journal.append(file, ledger.drain())
+                sizes.append(file.tell())
+        journal.append(file, ledger.drain())
+        sizes.append(file.tell())
+    assert ledger.taken == len(calls)
+    return sizes
+
+
+@settings(deadline=None, max_examples=50)
+@given(calls=CALLS, every=st.integers(1, 5))
+def test_portions_make_the_same_trace_as_the_whole(
+    calls: list[Call], every: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.mktemp("journal") / "journal-0"
+    kept(path, calls, every)
+    whole = Ledger()
+    for call in calls:
+        whole.add(call)
+    found, outcome = journal.read(path)
+    assert outcome is None
+    assert gather({0: found}, round_index=0, origin=0.0).equals(gather({0: whole.drain()}, round_index=0, origin=0.0))
+
+
+@settings(deadline=None, max_examples=50)
+@given(calls=CALLS, every=st.integers(1, 5), cut=st.floats(0, 1))
+def test_a_journal_that_was_cut_off_holds_every_whole_portion(
+    calls: list[Call], every: int, cut: float, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.mktemp("journal") / "journal-0"
+    sizes = kept(path, calls, every)
+    size = int(cut * sizes[-1])
+    os.truncate(path, size)
+    found, _ = journal.read(path)
+    portions = sum(end <= size for end in sizes)
+    assert len(found.rows) == (len(calls) if portions == len(sizes) else portions * every)
+    assert found.rows["request"].tolist() == [call.index for call in calls[: len(found.rows)]]
+
+
+def test_a_journal_that_was_never_begun_is_empty(tmp_path: Path) -> None:
+    found, outcome = journal.read(tmp_path / "none")
+    assert len(found.rows) == 0 and outcome is None
+    assert np.array_equal(joined([]).chunks, np.empty(0))
+
+
+def test_a_round_has_its_room_before_it_begins_and_gives_it_to_its_trace(tmp_path: Path) -> None:
+    workload = numbered(1000, output_tokens=100)
+    spill.reserve(tmp_path, workload)
+    room = (tmp_path / spill.ROOM).stat()
+    assert room.st_blocks * 512 >= 2 * 1000 * 100 * 8, "really taken, not only named"
+    trace = gather({0: joined([])}, round_index=0, origin=0.0)
+    spill.write(trace, tmp_path / "requests-0.parquet")
+    assert pq.read_table(tmp_path / "requests-0.parquet").equals(trace)
+    assert [path.name for path in tmp_path.iterdir()] == ["requests-0.parquet"]
+
+
+def test_a_round_without_room_does_not_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(file: int, offset: int, length: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(OSError, match="No space left"):
+        spill.reserve(tmp_path, numbered(3))
+    assert not list(tmp_path.iterdir())

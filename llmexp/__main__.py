@@ -82,7 +82,8 @@ def _calibrate(arguments: list[str]) -> None:
 
 _COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "report": _report,
-    "audit": _audit, "doctor": _doctor,
+    "audit": _audit,
+    "doctor": _doctor,
     "record": _record,
     "calibrate": _calibrate,
 }

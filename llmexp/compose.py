@@ -111,7 +111,7 @@ def plain_words() -> Iterator[None]:
         raise ConfigError(f"{error} {cause or ''}".strip()) from None
     except OverrideParseException as error:
         raise ConfigError(
-            f"{error.override}: not understood; accepted is KEY=VALUE, or one of the commands audit and report"
+            f"{error.override}: not understood; accepted is KEY=VALUE, or a command such as audit, report or doctor"
         ) from None
     except HydraException as error:
         raise ConfigError(str(error)) from None

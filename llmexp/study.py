@@ -242,11 +242,11 @@ def _log(
 
     Raises TrackingError.
     """
-    from llmexp.report.table import to_markdown
+    from llmexp.report.markdown import brief
 
     try:
         _log_what_is_unlogged(jobs, shared, tracked)
-        tracking.finish_study(tracked, status, to_markdown(study.compare()), folder)
+        tracking.finish_study(tracked, status, brief(study, study.compare()), folder)
     except TrackingError as failure:
         raise TrackingError(
             f"{folder} holds all that was measured, but {failure}\n"

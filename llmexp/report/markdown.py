@@ -65,6 +65,12 @@ def markdown(
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
+def brief(study: Study, comparison: Comparison) -> str:
+    """The findings and the table of cells, for a page of few words such as a run's in MLflow."""
+    _, *findings = _head(study, comparison)
+    return "\n\n".join(part for part in (*findings, to_markdown(comparison), caption(comparison)) if part)
+
+
 def _head(study: Study, comparison: Comparison) -> Iterator[str]:
     about = f": {comparison.factor}, against {comparison.baseline}" if comparison.factor else ""
     yield f"# {simulated(comparison)}{comparison.study}{about}"

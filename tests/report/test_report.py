@@ -11,6 +11,7 @@ from matplotlib.image import imread
 
 from llmexp.analyze.study import load_study
 from llmexp.errors import ConfigError
+from llmexp.report.markdown import brief
 from llmexp.report.plots import plots
 from llmexp.report.report import ReportFiles, write_report
 from llmexp.results import load_study_record, save_study
@@ -45,6 +46,13 @@ def test_the_sentence_that_a_user_wants_to_write(written: ReportFiles) -> None:
         f"{row.high:.2f}, 5 trials, contract held in all).\n"
     ) in text
     assert re.search(r"max_num_seqs=32: .*4 trials, 1 of 5 left out, contract held in all", text)
+
+
+def test_the_findings_and_the_table_fit_a_page_of_their_own(written: ReportFiles) -> None:
+    study = load_study(written.folder)
+    text = brief(study, study.compare())
+    assert text.startswith("- max_num_seqs=8: cache=on raised throughput") and "| cell | cache |" in text
+    assert "1 run left out" in text and "# " not in text
 
 
 def test_claims_stand_beside_their_evidence(written: ReportFiles) -> None:

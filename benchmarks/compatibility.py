@@ -16,7 +16,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,25 +60,23 @@ def main() -> None:
     chosen = [one for one in COMBINATIONS if not options.names or one.name in options.names]
     work = options.work or Path(tempfile.mkdtemp(prefix="llmexp-compatibility-"))
     work.mkdir(parents=True, exist_ok=True)
-    print("| Python | vLLM (CPU) | MLflow | Hydra | engine | outcome | s |\n|---|---|---|---|---|---|---:|", flush=True)
+    print("| Python | vLLM (CPU) | MLflow | Hydra | engine | outcome |\n|---|---|---|---|---|---|", flush=True)
     for one in chosen:
-        for engine, outcome, seconds in tried(one, work / one.name, options.lock.split()):
+        for engine, outcome in tried(one, work / one.name, options.lock.split()):
             versions = f"{one.python} | {one.vllm} | {one.mlflow} | {one.hydra}"
-            print(f"| {versions} | {engine} | {outcome} | {seconds:.0f} |", flush=True)
+            print(f"| {versions} | {engine} | {outcome} |", flush=True)
 
 
-def tried(one: Combination, folder: Path, lock: Sequence[str]) -> Iterator[tuple[str, str, float]]:
-    """Engine, outcome and seconds of each study of a combination."""
+def tried(one: Combination, folder: Path, lock: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Engine and outcome of each study of a combination."""
     folder.mkdir(parents=True, exist_ok=True)
     environment = folder / "venv"
     try:
         if problem := installed(one, environment, folder / "install.log"):
-            yield "-", problem, 0.0
+            yield "-", problem
             return
         for engine in ENGINES if one.supported else ENGINES[:1]:
-            began = time.monotonic()
-            outcome = studied(one, environment / "bin" / "python", engine, folder / engine, lock)
-            yield engine, outcome, time.monotonic() - began
+            yield engine, studied(one, environment / "bin" / "python", engine, folder / engine, lock)
     finally:
         shutil.rmtree(environment, ignore_errors=True)
 
@@ -140,7 +137,7 @@ def studied(one: Combination, python: Path, engine: str, folder: Path, lock: Seq
     runs = [json.loads(path.read_text()) for path in sorted((folder / "runs" / "smoke").glob("*/summary.json"))]
     valid = [run for run in runs if run["valid"] and run["engine"]["version"].startswith(one.vllm)]
     reasons = "; ".join(reason for run in runs for reason in run["invalid_reasons"])
-    hits = " → ".join(f"{run['measures'].get('observed_hit_tokens', -1):.0f}" for run in reversed(runs))
+    hits = " → ".join(f"{run['measures'].get('observed_hit_tokens', -1):.0f}" for run in runs)
     return f"{len(valid)} of {len(runs)} runs valid, hit tokens off → on {hits}" + (f" ({reasons})" if reasons else "")
 
 

@@ -2,7 +2,6 @@
 through the front end."""
 
 from collections import deque
-from collections.abc import Iterator
 from heapq import heappop, heappush
 
 from llmexp.simulate.cost import NO_FRONT_END, FrontEnd
@@ -25,7 +24,8 @@ class Arrivals:
     ) -> None:
         self._requests = requests
         self._keeps_place = keeps_place
-        self._request_s = front_end.request_s
+        self._front_end = front_end
+        self._busy_until_s = 0.0  # the front end
         places = len(requests) if max_concurrency is None else min(max_concurrency, len(requests))
         self._free_since_s = deque([0.0] * places)
         self._due = [(t, i) for i, t in enumerate(requests.arrival_s.tolist()) if requests.after[i] < 0]
@@ -36,7 +36,6 @@ class Arrivals:
             if before >= 0:
                 self._next_turns.setdefault(before, []).append(i)
         self._under_way: deque[tuple[float, int, float]] = deque()  # when each is through, index, when sent
-        self._through_s = 0.0
 
     @property
     def next_s(self) -> float | None:
@@ -45,14 +44,22 @@ class Arrivals:
 
     def take(self, now_s: float) -> list[tuple[int, float]]:
         """Index and sending time of the requests that reach the engine until ``now_s``."""
-        for index, sent_s in self._send(now_s):
-            self._through_s = max(self._through_s, sent_s) + self._request_s
-            self._under_way.append((self._through_s, index, sent_s))
+        self._send(now_s)
         taken = []
         while self._under_way and self._under_way[0][0] <= now_s:
             _, index, sent_s = self._under_way.popleft()
             taken.append((index, sent_s))
         return taken
+
+    def hand_out(self, now_s: float, num_tokens: int, echoed_tokens: int) -> float:
+        """A step has ended: when its tokens are with the clients."""
+        self._send(now_s)
+        self._busy_until_s = max(self._busy_until_s, now_s)
+        if num_tokens:
+            front_end = self._front_end
+            spent_s = front_end.output_s + front_end.token_s * num_tokens + front_end.echo_s * echoed_tokens
+            self._busy_until_s += spent_s
+        return self._busy_until_s
 
     def finish(self, index: int, now_s: float) -> None:
         """The client has the whole answer to request ``index``: it may send another, and the next turn's clock
@@ -64,13 +71,17 @@ class Arrivals:
         for turn in turns:
             heappush(queue, (now_s + float(self._requests.arrival_s[turn]), turn))
 
-    def _send(self, now_s: float) -> Iterator[tuple[int, float]]:
+    def _send(self, now_s: float) -> None:
         while (sent_s := self._next_sent_s()) is not None and sent_s <= now_s:
             if self._placed and self._placed[0][0] == sent_s:
-                yield heappop(self._placed)[1], sent_s
+                index = heappop(self._placed)[1]
             else:
                 self._free_since_s.popleft()
-                yield heappop(self._due)[1], sent_s
+                index = heappop(self._due)[1]
+            prompt_tokens = int(self._requests.prompt_tokens[index])
+            spent_s = self._front_end.request_s + self._front_end.prompt_token_s * prompt_tokens
+            self._busy_until_s = max(self._busy_until_s, sent_s) + spent_s
+            self._under_way.append((self._busy_until_s, index, sent_s))
 
     def _next_sent_s(self) -> float | None:
         placed_s = self._placed[0][0] if self._placed else None

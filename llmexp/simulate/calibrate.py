@@ -95,32 +95,34 @@ def fit_best(
     return roofline if roofline is not None and _score(roofline) < 0.98 * _score(linear) else linear
 
 
-def fit_request_s(rounds: Sequence[tuple[Floats, Floats, Ints]]) -> float:
-    """The seconds that each request takes a front end that serves one after the other.
+def fit_requests(rounds: Sequence[tuple[Floats, Floats, Floats, Ints]]) -> tuple[float, float]:
+    """``request_s`` and ``prompt_token_s`` of a ``FrontEnd``.
 
-    Each round has when requests were sent (n,), ascending; when steps were scheduled that left nobody waiting (m,),
-    and how many requests had been admitted by then (m,): those, and no others, were through. The delay that errs
-    least in these counts is taken.
+    Each round has when requests were sent (n,), ascending, and their prompts' tokens (n,); when steps were scheduled
+    (m,), and how many requests had come through by then (m,). The delays that err least in these counts are taken.
     """
-    candidates = np.concatenate([[0.0], np.geomspace(1e-5, 0.1, 401)])
-    errors = np.zeros(candidates.size)
-    for sent_s, scheduled_s, admitted in rounds:
-        place = np.arange(sent_s.size)
-        for k, delay_s in enumerate(candidates):
-            through_s = np.maximum.accumulate(sent_s - place * delay_s) + (place + 1) * delay_s
-            errors[k] += np.abs(np.searchsorted(through_s, scheduled_s, side="right") - admitted).sum()
-    return float(np.median(candidates[errors == errors.min()]))
+    grid = [(a, b) for a in _candidates(1e-5, 1e-2) for b in _candidates(1e-8, 1e-5)]
+    errors = np.zeros(len(grid))
+    for sent_s, prompt_tokens, scheduled_s, through in rounds:
+        for k, (request_s, prompt_token_s) in enumerate(grid):
+            spent_s = np.cumsum(request_s + prompt_token_s * prompt_tokens)
+            through_s = np.maximum.accumulate(sent_s - np.concatenate([[0.0], spent_s[:-1]])) + spent_s
+            errors[k] += np.abs(np.searchsorted(through_s, scheduled_s, side="right") - through).sum()
+    request_s, prompt_token_s = np.median(np.array(grid)[errors == errors.min()], axis=0).tolist()
+    return request_s, prompt_token_s
 
 
-def fit_output(sampled: npt.ArrayLike, lags_s: npt.ArrayLike) -> tuple[float, float]:
-    """``output_s`` and ``token_s`` of a ``FrontEnd`` from how long after each step its tokens reached the clients:
-    ``sampled`` tokens and seconds, shape (n,) each."""
-    counts, seconds = np.asarray(sampled, np.float64), np.asarray(lags_s, np.float64)
-    design = np.column_stack([np.ones(counts.size), counts])
-    if np.unique(counts).size < 2:
-        return float(np.median(seconds)), 0.0
-    output_s, token_s = _robust(design, np.maximum(seconds, 1e-6)).tolist()
-    return output_s, token_s
+def fit_outputs(sampled: npt.ArrayLike, echoed: npt.ArrayLike, lags_s: npt.ArrayLike) -> tuple[float, float, float]:
+    """``output_s``, ``token_s`` and ``echo_s`` of a ``FrontEnd`` from how long after each step its tokens reached the
+    clients: its tokens, those of the prompts that got their first answer, and seconds, shape (n,) each."""
+    seconds = np.maximum(np.asarray(lags_s, np.float64), 1e-6)
+    design = np.column_stack([np.ones(seconds.size), np.asarray(sampled), np.asarray(echoed)]).astype(np.float64)
+    output_s, token_s, echo_s = _robust(design, seconds).tolist()
+    return output_s, token_s, echo_s
+
+
+def _candidates(least: float, most: float) -> list[float]:
+    return [0.0, *np.geomspace(least, most, 31).tolist()]
 
 
 def _checked(

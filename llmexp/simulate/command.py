@@ -22,11 +22,13 @@ _UNITS = {
     "attended_pairs": "a million attended pairs",
     "context_tokens": "a thousand context tokens",
 }
-_SCALES = {"attended_pairs": 1e6, "context_tokens": 1e3}
+_SCALES = {"attended_pairs": 1e6, "context_tokens": 1e3, "prompt_token_s": 1e3, "echo_s": 1e3}
 _DELAYS = {
     "request_s": "a request on its way in",
+    "prompt_token_s": "a thousand tokens of its prompt",
     "output_s": "a step's tokens on their way out",
-    "token_s": "and each of them",
+    "token_s": "each of them",
+    "echo_s": "a thousand prompt tokens of first answers",
 }
 
 
@@ -87,7 +89,7 @@ def _coefficients(calibration: CalibrationFile) -> Table:
         for term, seconds in terms.items():
             table.add_row(part, _UNITS[term], f"{1e6 * seconds * _SCALES.get(term, 1.0):,.3f}")
     for name, seconds in calibration.front_end.items():
-        table.add_row("front end", _DELAYS[name], f"{1e6 * seconds:,.3f}")
+        table.add_row("front end", _DELAYS[name], f"{1e6 * seconds * _SCALES.get(name, 1.0):,.3f}")
     if calibration.cost.get("compute"):
         table.caption = "A step takes what is fixed, and compute or memory, whichever is longer."
     return table

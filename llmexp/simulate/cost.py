@@ -43,15 +43,18 @@ UNIT_COST = StepCost(fixed=Work(steps=1.0))
 
 @dataclass(frozen=True)
 class FrontEnd:
-    """What lies between a client and the engine core: one process, which serves one after the other.
+    """What lies between a client and the engine core: one process, which does one thing after the other, as they come.
 
-    Each request takes it ``request_s`` on the way in. A step's tokens reach their clients together, ``output_s`` and
-    ``token_s`` for each of them after the step's end, or after those of the step before.
+    Each request takes it ``request_s``, and ``prompt_token_s`` for each token of its prompt. Each step's tokens take it
+    ``output_s``, ``token_s`` for each of them, and ``echo_s`` for each token of a prompt that gets its first answer;
+    then they reach their clients together.
     """
 
     request_s: float = 0.0
+    prompt_token_s: float = 0.0
     output_s: float = 0.0
     token_s: float = 0.0
+    echo_s: float = 0.0
 
 
 NO_FRONT_END = FrontEnd()

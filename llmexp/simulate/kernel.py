@@ -37,6 +37,7 @@ PREEMPTED_QUERIES, PREEMPTED_HITS = (
 FREE_BLOCKS = STEP_COUNTS.index("free_blocks")
 RUNNING, WAITING, SCHEDULED = (STEP_COUNTS.index(name) for name in ("running", "waiting", "scheduled"))
 WORK = STEP_COUNTS.index("prefill_tokens")  # where the terms of the work begin
+FRONT_END = ("request_s", "prompt_token_s", "output_s", "token_s", "echo_s")
 DONE, STUCK, TIMELESS, FRUITLESS = range(4)
 REASONS: dict[int, StandstillReason] = {STUCK: "stuck", TIMELESS: "timeless", FRUITLESS: "fruitless"}
 
@@ -148,7 +149,7 @@ def run(
         turns,
         len(requests) if max_concurrency is None else min(max_concurrency, len(requests)),
         keeps_place,
-        (front_end.request_s, front_end.output_s, front_end.token_s),
+        np.array([getattr(front_end, name) for name in FRONT_END]),
         steps_without_token(requests),
         2 if settings.async_scheduling else 1,
     )
@@ -473,6 +474,40 @@ def _next_sent_s(due: list[tuple[float, int]], placed: list[tuple[float, int]], 
 
 
 @_compiled
+def _send(
+    seqs: Records,
+    request_times: Floats,
+    due: list[tuple[float, int]],
+    placed: list[tuple[float, int]],
+    free_since_s: Floats,
+    taken: int,
+    freed: int,
+    under_way: Ints,
+    through_s: Floats,
+    sent: int,
+    busy_until_s: float,
+    request_s: float,
+    prompt_token_s: float,
+    now_s: float,
+) -> tuple[int, int, float]:
+    while True:
+        sent_s = _next_sent_s(due, placed, free_since_s[taken:freed])
+        if not sent_s <= now_s:
+            return taken, sent, busy_until_s
+        if len(placed) > 0 and placed[0][0] == sent_s:
+            i = heappop(placed)[1]
+        else:
+            i = heappop(due)[1]
+            taken += 1
+        seqs[i].arrival_s = request_times[i, 0] = sent_s
+        spent_s = request_s + prompt_token_s * seqs[i].prompt_tokens
+        busy_until_s = max(busy_until_s, sent_s) + spent_s
+        through_s[sent] = busy_until_s
+        under_way[sent] = i
+        sent += 1
+
+
+@_compiled
 def _serve(
     limits: Limits,
     state: State,
@@ -483,7 +518,7 @@ def _serve(
     turns: Ints,
     places: int,
     keeps_place: bool,
-    front_end: tuple[float, float, float],
+    front_end: Floats,
     patience: int,
     depth: int,
 ) -> Any:
@@ -501,29 +536,31 @@ def _serve(
     taken, freed = 0, places
     under_way = np.zeros(n, np.int64)  # a queue of requests: under_way[entered:sent]
     through_s = np.zeros(n)
-    request_s, output_s, token_s = front_end
+    request_s, prompt_token_s, output_s, token_s, echo_s = front_end
     # steps that are decided and not computed: step_under_way[:pending], and the sequences that each gives a token
     step_under_way = np.zeros(2, np.int64)
     sampled = np.zeros((2, limits.max_num_seqs), np.int64)
     pending = 0
     number = num_spans = sent = entered = fruitless = 0
-    now_s = delivered_s = last_through_s = duration_s = 0.0
+    now_s = busy_until_s = duration_s = 0.0
     status = DONE
     while True:
-        while True:
-            next_s = _next_sent_s(due, placed, free_since_s[taken:freed])
-            if not next_s <= now_s:
-                break
-            if len(placed) > 0 and placed[0][0] == next_s:
-                i = heappop(placed)[1]
-            else:
-                i = heappop(due)[1]
-                taken += 1
-            seqs[i].arrival_s = request_times[i, 0] = next_s
-            last_through_s = max(last_through_s, next_s) + request_s
-            through_s[sent] = last_through_s
-            under_way[sent] = i
-            sent += 1
+        taken, sent, busy_until_s = _send(
+            seqs,
+            request_times,
+            due,
+            placed,
+            free_since_s,
+            taken,
+            freed,
+            under_way,
+            through_s,
+            sent,
+            busy_until_s,
+            request_s,
+            prompt_token_s,
+            now_s,
+        )
         while entered < sent and through_s[entered] <= now_s:
             i = under_way[entered]
             seqs[i].order = entered
@@ -587,6 +624,7 @@ def _serve(
             if pending < depth:
                 continue
         elif pending == 0:
+            next_s = _next_sent_s(due, placed, free_since_s[taken:freed])
             if entered < sent:
                 next_s = through_s[entered]
             if next_s > now_s:
@@ -607,9 +645,30 @@ def _serve(
         start_s = now_s
         now_s += duration_s
         num_sampled = row[WORK + 2]
-        delivered_s = max(delivered_s, now_s)
+        taken, sent, busy_until_s = _send(
+            seqs,
+            request_times,
+            due,
+            placed,
+            free_since_s,
+            taken,
+            freed,
+            under_way,
+            through_s,
+            sent,
+            busy_until_s,
+            request_s,
+            prompt_token_s,
+            now_s,
+        )
+        busy_until_s = max(busy_until_s, now_s)
         if num_sampled > 0:
-            delivered_s += output_s + token_s * num_sampled
+            echoed = 0
+            for i in sampled[0, :num_sampled]:
+                if np.isnan(request_times[i, 2]):
+                    echoed += seqs[i].prompt_tokens
+            busy_until_s += output_s + token_s * num_sampled + echo_s * echoed
+        delivered_s = busy_until_s
         step_times[step] = (start_s, duration_s, delivered_s)
 
         for i in sampled[0, :num_sampled]:

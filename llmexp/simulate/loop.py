@@ -4,7 +4,7 @@
 from collections import deque
 
 from llmexp.simulate.arrivals import Arrivals
-from llmexp.simulate.cost import FrontEnd, StepCost, Work
+from llmexp.simulate.cost import StepCost, Work
 from llmexp.simulate.errors import StandstillReason, TimeStandsStillError, standstill
 from llmexp.simulate.records import Recorder, Tables
 from llmexp.simulate.requests import Requests, steps_without_token
@@ -12,7 +12,7 @@ from llmexp.simulate.scheduler import Scheduler, Step
 from llmexp.simulate.sequence import Sequence
 
 
-def run(requests: Requests, scheduler: Scheduler, cost: StepCost, arrivals: Arrivals, front_end: FrontEnd) -> Tables:
+def run(requests: Requests, scheduler: Scheduler, cost: StepCost, arrivals: Arrivals) -> Tables:
     """Serve all requests; raises ``TimeStandsStillError`` if that never ends.
 
     With async scheduling a step is decided when the one before begins: requests that come while it is computed wait
@@ -22,7 +22,7 @@ def run(requests: Requests, scheduler: Scheduler, cost: StepCost, arrivals: Arri
     patience = steps_without_token(requests)
     depth = 2 if scheduler.settings.async_scheduling else 1
     under_way: deque[tuple[int, Step, Work]] = deque()
-    now_s = delivered_s = 0.0
+    now_s = 0.0
     entered = fruitless = 0
     while True:
         for index, sent_s in arrivals.take(now_s):
@@ -53,9 +53,8 @@ def run(requests: Requests, scheduler: Scheduler, cost: StepCost, arrivals: Arri
         start_s = now_s
         now_s += duration_s
         emitted, finished = scheduler.update(step)
-        delivered_s = max(delivered_s, now_s)
-        if emitted:
-            delivered_s += front_end.output_s + front_end.token_s * len(emitted)
+        echoed = sum(seq.prompt_tokens for seq in emitted if not records.has_answered(seq))
+        delivered_s = arrivals.hand_out(now_s, len(emitted), echoed)
         records.computed(row, emitted, finished, (start_s, duration_s, delivered_s), now_s)
         for seq in finished:
             arrivals.finish(seq.index, delivered_s)

@@ -11,10 +11,12 @@ import pyarrow.parquet as pq
 
 from llmexp.errors import ResultError
 from llmexp.results import STEPS, SUMMARY, RunResult, load_run
-from llmexp.simulate.calibrate import TERMS, fit_best, fit_output, fit_request_s
+from llmexp.simulate.calibrate import TERMS, fit_best, fit_outputs, fit_requests
 from llmexp.simulate.calibration import CalibrationFile, Residuals, cost_as_mapping
 from llmexp.simulate.cost import FrontEnd
 from llmexp.simulate.requests import Floats, Ints
+
+_CLOCK_S = 5e-4  # the engine stamps a token shortly before its step is over
 
 
 @dataclass(frozen=True)
@@ -92,43 +94,57 @@ def calibrated(found: Sequence[Recording], terms: Sequence[str] = TERMS) -> tupl
 
 
 def front_end(found: Sequence[Recording]) -> FrontEnd:
-    """The delays between client and engine core that explain when requests were scheduled and tokens came."""
-    rounds: list[tuple[Floats, Floats, Ints]] = []
-    sampled, lags_s = [], []
+    """The delays between client and engine core that explain when requests came through and tokens came out."""
+    arrivals: list[tuple[Floats, Floats, Floats, Ints]] = []
+    outputs: list[tuple[Ints, Ints, Floats]] = []
     for item in found:
         for index, steps in item.steps.groupby("round"):
             requests = item.requests[(item.requests["round"] == index) & item.requests["error"].isna()]
-            rounds.append(_admissions(requests, steps))
-            counts, seconds = _lags(requests, steps)
-            sampled.append(counts)
-            lags_s.append(seconds)
-    counts, seconds = np.concatenate(sampled), np.concatenate(lags_s)
-    output = fit_output(counts, seconds) if counts.size else (0.0, 0.0)
-    return FrontEnd(fit_request_s(rounds), *output)
+            arrivals.append(_arrivals(requests, steps))
+            outputs.append(_outputs(requests, steps))
+    sampled, echoed, lags_s = (np.concatenate(columns) for columns in zip(*outputs, strict=True))
+    request_s, prompt_token_s = fit_requests(arrivals)
+    output_s, token_s, echo_s = fit_outputs(sampled, echoed, lags_s) if lags_s.size else (0.0, 0.0, 0.0)
+    return FrontEnd(request_s, prompt_token_s, output_s, token_s, echo_s)
 
 
-def _admissions(requests: pd.DataFrame, steps: pd.DataFrame) -> tuple[Floats, Floats, Ints]:
-    """When requests were sent; when steps without a queue were scheduled, up to the first preemption; how many
-    requests were admitted by then."""
-    sent_s = np.sort(requests["sent_s"].to_numpy(np.float64))
-    calm = steps["preempted"].cumsum() == 0
-    admitted = steps["admitted"].cumsum()
-    chosen = calm & (steps["waiting"] == 0)
-    return sent_s, steps["scheduled_s"][chosen].to_numpy(np.float64), admitted[chosen].to_numpy(np.int64)
+def _arrivals(requests: pd.DataFrame, steps: pd.DataFrame) -> tuple[Floats, Floats, Floats, Ints]:
+    """When requests were sent, their prompts' tokens; when steps were scheduled, up to the first preemption; how many
+    requests had come through by then: those admitted and those waiting."""
+    sent = requests.sort_values("sent_s", kind="stable")
+    calm = steps[steps["preempted"].cumsum() == 0]
+    through = calm["admitted"].cumsum() + calm["waiting"]
+    return (
+        sent["sent_s"].to_numpy(np.float64),
+        sent["prompt_tokens"].to_numpy(np.float64),
+        calm["scheduled_s"].to_numpy(np.float64),
+        through.to_numpy(np.int64),
+    )
 
 
-def _lags(requests: pd.DataFrame, steps: pd.DataFrame) -> tuple[Ints, Floats]:
-    """For each step that gave tokens: how many, and the median time from its end until they came."""
+def _outputs(requests: pd.DataFrame, steps: pd.DataFrame) -> tuple[Ints, Ints, Floats]:
+    """For each step that gave a request its first or last token: the tokens that it gave, the prompts' tokens of first
+    answers, and the median time from its end until the clients had them. Where the engine does not tell of its own
+    times, the latest step that had ended is taken for a token's."""
     giving = steps[steps["sampled"] > 0]
     ends_s = (giving["start_s"] + giving["duration_s"]).to_numpy(np.float64)
-    chunks = [np.asarray(times, np.float64) for times in requests["chunk_s"] if times is not None]
-    if not len(ends_s) or not chunks:
-        return np.zeros(0, np.int64), np.zeros(0)
-    times_s = np.concatenate(chunks)
-    step = np.searchsorted(ends_s, times_s, side="right") - 1
-    known = step >= 0
-    lags = pd.Series(times_s[known] - ends_s[step[known]]).groupby(step[known]).median()
-    return giving["sampled"].to_numpy(np.int64)[lags.index], lags.to_numpy(np.float64)
+    firsts, lasts = (
+        pd.DataFrame(
+            {
+                "client_s": requests[f"{which}_token_s"],
+                "engine_s": requests[f"engine_{which}_token_s"].fillna(requests[f"{which}_token_s"]),
+                "echoed": requests["prompt_tokens"] if which == "first" else 0,
+            }
+        )
+        for which in ("first", "last")
+    )
+    tokens = pd.concat([firsts, lasts]).astype(np.float64)
+    tokens["step"] = np.searchsorted(ends_s, tokens["engine_s"] + _CLOCK_S, side="right") - 1
+    tokens = tokens[tokens["step"] >= 0]
+    by_step = tokens.groupby("step").agg(client_s=("client_s", "median"), echoed=("echoed", "sum"))
+    lags_s = by_step["client_s"].to_numpy(np.float64) - ends_s[by_step.index]
+    sampled = giving["sampled"].to_numpy(np.int64)[by_step.index]
+    return sampled, by_step["echoed"].to_numpy(np.int64), lags_s
 
 
 def _run_folders(folder: Path) -> list[Path]:

@@ -108,11 +108,15 @@ class Recorder:
         """Step ``number`` ended at ``now_s``; ``times_s`` are its STEP_TIMES."""
         self._step_times[number] = times_s
         for seq in emitted:
-            if np.isnan(self._request_times[seq.index, 2]):
+            if not self.has_answered(seq):
                 self._request_times[seq.index, 2] = now_s
         for seq in finished:
             self._request_times[seq.index, 3] = now_s
         self._step_counts[number][STEP_COUNTS.index("finished")] = len(finished)
+
+    def has_answered(self, seq: Sequence) -> bool:
+        """Whether the request's first token has come."""
+        return not np.isnan(self._request_times[seq.index, 2])
 
     def tables(self) -> Tables:
         return Tables(

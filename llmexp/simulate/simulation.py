@@ -89,7 +89,7 @@ def simulate(
         tables = kernel.run(requests, settings, cost, max_concurrency, keeps_place, front_end)
     else:
         arrivals = Arrivals(requests, max_concurrency, keeps_place, front_end)
-        tables = loop.run(requests, Scheduler(settings), cost, arrivals, front_end)
+        tables = loop.run(requests, Scheduler(settings), cost, arrivals)
     return _simulation(requests, settings, tables)
 
 

@@ -30,7 +30,7 @@ CALIBRATION = CalibrationFile(
     num_gpu_blocks=500,
     max_num_batched_tokens=None,
     cost={"fixed": {"steps": 0.25}, "compute": {}, "memory": {}},
-    front_end={"request_s": 0.0, "output_s": 0.0, "token_s": 0.0},
+    front_end={},
     steps=100,
     runs=("a/b",),
     residuals={"all": Residuals(steps=100, time_share=1.0, bias=0.0, error_p50=0.0, error_p95=0.0)},

@@ -10,7 +10,7 @@ from tests.simulate.cases import Case, cases
 
 seconds = st.floats(1e-9, 10.0)
 coefficients = st.builds(Work, *[seconds] * 6)
-front_ends = st.builds(FrontEnd, *[st.just(0.0) | seconds] * 3)
+front_ends = st.builds(FrontEnd, *[st.just(0.0) | seconds] * 5)
 
 
 @settings(deadline=None)

@@ -98,6 +98,16 @@ def test_the_front_end_takes_requests_in_and_hands_tokens_out_one_after_the_othe
     assert result.steps["delivered_s"].to_pylist() == [2.75, 5.25, 6.75]
 
 
+@both_loops
+def test_long_prompts_take_the_front_end_longer_both_ways(compiled: bool) -> None:
+    requests = [Request(prompt_token_ids=range(n), output_tokens=2) for n in (4, 8)]
+    front_end = FrontEnd(prompt_token_s=0.25, echo_s=0.5)
+    result = simulate(requests, Settings(num_gpu_blocks=99), front_end=front_end, compiled=compiled)
+    # Through at 1 and at 3; the front end is busy with the second until 3, then answers the first.
+    assert result.steps["start_s"].to_pylist() == [1.0, 2.0, 3.0, 4.0]
+    assert result.steps["delivered_s"].to_pylist() == [3.0 + 4 * 0.5, 5.0, 5.0 + 8 * 0.5, 9.0]
+
+
 def test_the_next_turn_hits_what_the_last_one_computed_and_generated() -> None:
     first, answer = list(range(30)), list(range(100, 120))
     turns = [

@@ -114,7 +114,8 @@ def sweep(arguments: Sequence[str], base: DictConfig, context: HydraContext, tas
 
             def made(values: tuple[str, ...]) -> tuple[list[_Job], list[str]]:
                 nonlocal jobs
-                grown = plan.design({**swept, str(asked.search_key): values}, asked)
+                in_order = tuple(sorted(values, key=float))
+                grown = plan.design({**swept, str(asked.search_key): in_order}, asked)
                 jobs = _jobs(grown, shared, name, taken.shared, composed, here, _held(folder))
                 results.save_study(_record(grown, shared, name, identity, jobs, arguments), folder)
                 return jobs, make([job for job in jobs if not is_done(job.preparation, here)])

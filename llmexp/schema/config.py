@@ -198,7 +198,11 @@ def _line(key: str, error: Any) -> str:
 def _accepted(error: Any) -> str:
     text = str(error["msg"]).removeprefix("Input should be ").partition(", unable to parse")[0]
     text = text.replace("String should have", "text of").replace("String should match pattern", "text of the pattern")
-    return text.replace("a valid integer", "an integer").replace("a valid ", "a ")
+    return (
+        text.replace("a valid integer", "an integer")
+        .replace("a valid tuple", "a list, such as [8,16]")
+        .replace("a valid ", "a ")
+    )
 
 
 def _without_unit(error: Any) -> str:

@@ -17,6 +17,7 @@ from llmexp.errors import ConfigError
 from llmexp.prepare import require_writable, timestamp
 from llmexp.report.table import WIDTH, number
 from llmexp.schema.config import Config
+from llmexp.simulate.errors import RequestNeverFitsError, TokenBudgetTooSmallError
 from llmexp.simulate.studies.block_size import block_size
 from llmexp.simulate.studies.chunked_prefill import chunked_prefill
 from llmexp.simulate.studies.findings import Findings, Numbers
@@ -42,7 +43,7 @@ CONFIG, REPORT, SUMMARY, FIGURE = "config.yaml", "report.md", "simulation.json",
 def make(config: Config) -> Path:
     """Makes the study that `simulation` asks for, shows its tables and returns its folder.
 
-    Raises ConfigError, WorkloadError or SimulationError.
+    Raises ConfigError or WorkloadError.
     """
     assert config.simulation is not None
     kind = config.simulation.kind
@@ -51,7 +52,14 @@ def make(config: Config) -> Path:
     folder = Path(config.runs_dir).absolute() / name
     if folder.exists() and not (folder / SUMMARY).exists():
         raise ConfigError(f"study.name: got {name}, whose folder holds something else; give another name")
-    found = STUDIES[kind](setting(config), config.simulation)
+    try:
+        found = STUDIES[kind](setting(config), config.simulation)
+    except (RequestNeverFitsError, TokenBudgetTooSmallError) as error:
+        raise ConfigError(
+            f"experiment: the workload does not fit the simulated engine ({error}); ask for shorter requests, or raise "
+            "what is too small of the memories and budgets in simulation, kv.num_blocks and "
+            "scheduler.max_num_batched_tokens"
+        ) from None
     folder.mkdir(parents=True, exist_ok=True)
     write(found, config, folder)
     console = Console(width=None if Console().is_terminal else WIDTH)

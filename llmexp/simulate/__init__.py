@@ -11,7 +11,8 @@
 What is asked lies in ``requests`` (objects, or columns for millions), the engine's options in ``settings``, the
 engine itself in ``sequence``, ``cache``, ``blocks``, ``radix``, ``policies`` and ``scheduler``, its world in
 ``arrivals``, ``cost`` and ``loop``, and ``kernel`` is all of vLLM's part compiled. ``roofline`` and ``calibrate``
-make costs; ``records``, ``timeline``, ``starvation`` and ``summary`` say what happened, and ``studies`` are the
+make costs, from what ``measured`` reads, into the file of ``calibration``, which is ``llmexp calibrate`` (``command``).
+``engine`` is the engine that a run's config describes (``engine=simulator``); ``records``, ``timeline``, ``starvation`` and ``summary`` say what happened, and ``studies`` are the
 experiments that no engine can make. ``allocators`` stands alone.
 """
 

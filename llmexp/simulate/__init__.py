@@ -12,8 +12,9 @@ What is asked lies in ``requests`` (objects, or columns for millions), the engin
 engine itself in ``sequence``, ``cache``, ``blocks``, ``radix``, ``policies`` and ``scheduler``, its world in
 ``arrivals``, ``cost`` and ``loop``, and ``kernel`` is all of vLLM's part compiled. ``roofline`` and ``calibrate``
 make costs, from what ``measured`` reads, into the file of ``calibration``, which is ``llmexp calibrate`` (``command``).
-``engine`` is the engine that a run's config describes (``engine=simulator``); ``records``, ``timeline``, ``starvation`` and ``summary`` say what happened, and ``studies`` are the
-experiments that no engine can make. ``allocators`` stands alone.
+``engine`` is the engine that a run's config describes (``engine=simulator``); ``records``, ``timeline``,
+``starvation`` and ``summary`` say what happened, and ``studies`` are the experiments that no engine can make.
+``allocators`` stands alone.
 """
 
 from llmexp.simulate.cost import UNIT_COST, FrontEnd, StepCost, Work

@@ -42,12 +42,12 @@ class Combination:
 # The corners: the oldest of everything, the newest of everything, and what lies between, one after the other.
 COMBINATIONS = (
     Combination("oldest", "3.11", "0.24.0", "3.10.0", "1.3.2"),
-    Combination("newest", "3.13", "0.32.0", "3.18.0", "1.3.8"),
+    Combination("newest", "3.13", "0.32.0", "3.17.2", "1.3.8"),
     Combination("oldest-mlflow", "3.12", "0.32.0", "3.10.0", "1.3.2"),
-    Combination("newest-mlflow", "3.13", "0.24.0", "3.18.0", "1.3.8"),
+    Combination("newest-mlflow", "3.13", "0.24.0", "3.17.2", "1.3.8"),
     Combination("between-26", "3.12", "0.26.0", "3.14.0", "1.3.8"),
-    Combination("between-29", "3.12", "0.29.0", "3.18.0", "1.3.8"),
-    Combination("too-old", "3.11", "0.23.0", "3.18.0", "1.3.8", supported=False),
+    Combination("between-29", "3.12", "0.29.0", "3.17.2", "1.3.8"),
+    Combination("too-old", "3.11", "0.23.0", "3.17.2", "1.3.8", supported=False),
 )
 
 

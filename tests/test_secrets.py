@@ -1,11 +1,14 @@
 """No config holds a secret, and no message, log or file of ours tells one."""
 
+import sys
 from pathlib import Path
 
 import pytest
 
+import llmexp
 from llmexp import secrets
 from llmexp.compose import compose
+from llmexp.engines import devices
 from llmexp.errors import ConfigError, EngineError
 from llmexp.schema.config import keys
 
@@ -86,3 +89,28 @@ def test_secrets_in_a_log_are_masked_where_they_stand(tmp_path: Path, monkeypatc
         engine.write(b"the end\n")
     assert log.read_text() == f"key={'*' * len(CANARY)}\nthe end\n"
     secrets.mask_file(tmp_path / "no such file")
+
+
+def test_an_engine_that_prints_its_environment_and_dies_leaves_no_secret(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("HF_TOKEN", "MLFLOW_TRACKING_PASSWORD", "OPENAI_API_KEY"):
+        monkeypatch.setenv(name, CANARY + name)
+    monkeypatch.setattr(devices, "_LOCKS", tmp_path)  # nothing of the device is used
+    python = tmp_path / "python"
+    script = [
+        "#!/bin/sh",
+        f'[ "$1" = -c ] && exec {sys.executable} "$@"',
+        "env",
+        'echo "ValueError: no such token: $HF_TOKEN"',
+        "exit 1",
+    ]
+    python.write_text("\n".join(script))
+    python.chmod(0o755)
+    places = [f"runs_dir={tmp_path}/runs", f"tracking.dir={tmp_path}/mlruns", f"engine.python={python}"]
+    with pytest.raises(EngineError, match="no such token: <secret>") as error:
+        llmexp.run(["model=tiny_random", "gpu=cpu", "study.name=s", *places])
+    written = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert {"engine.log", "mlflow.db", "config.yaml", "summary.json"} <= {path.name for path in written}
+    assert not [path for path in written if b"CANARY" in path.read_bytes()]
+    assert "CANARY" not in str(error.value) + "".join(capfd.readouterr())

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from llmexp import interrupt, results, tracking
 from llmexp.engines.engine import NoMemoryError
 from llmexp.engines.lease import EngineLease
-from llmexp.errors import TrackingError, storage_error
+from llmexp.errors import StorageError, TrackingError, storage_error
 from llmexp.measure.contract import expect
 from llmexp.measure.limits import kv_bytes_per_token
 from llmexp.prepare import Preparation, account, prepare
@@ -61,7 +61,11 @@ def _made(plan: Preparation, lease: EngineLease) -> RunResult:
         return _kept(plan, so_far, "refused", str(refusal))
     except BaseException as failure:
         interrupted = isinstance(failure, KeyboardInterrupt)
-        _kept(plan, so_far, "killed" if interrupted else "failed", str(failure) or type(failure).__name__)
+        try:
+            _kept(plan, so_far, "killed" if interrupted else "failed", str(failure) or type(failure).__name__)
+        except (OSError, StorageError):
+            if not isinstance(failure, StorageError):  # which says the same, and where the trace is
+                raise
         raise
     return _kept(plan, so_far, "complete", None)
 
@@ -73,10 +77,10 @@ def _kept(
     with interrupt.held():
         try:
             return record(plan, so_far, status, error)
-        except OSError as refusal:
+        except (OSError, StorageError) as refusal:
             if so_far.tracked is not None:
                 with suppress(TrackingError):
-                    tracking.close_run(so_far.tracked, "failed", f"{plan.folder}: {refusal.strerror or refusal}")
+                    tracking.close_run(so_far.tracked, "failed", f"{plan.folder}: {refusal}")
             raise
 
 

@@ -1,11 +1,14 @@
 """The trace of a round on its way to the disk, which has room for it before anything is sent."""
 
 import os
+import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from llmexp.errors import storage_error
 from llmexp.workloads.workload import Workload
 
 ROOM = ".room"  # a file in the run's folder that holds the place
@@ -29,12 +32,20 @@ def reserve(folder: Path, workload: Workload) -> None:
 
 
 def write(trace: pa.Table, path: Path) -> None:
-    """Writes a trace whole or not at all, into the room that was kept for it."""
-    (path.parent / ROOM).unlink(missing_ok=True)
+    """Writes a trace whole or not at all, into the room that was kept for it.
+
+    Raises StorageError where the folder refuses it all the same; the trace is among the temporary files then.
+    """
     partial = path.with_suffix(".partial")
     try:
+        (path.parent / ROOM).unlink(missing_ok=True)
         pq.write_table(trace, partial)
         partial.replace(path)
-    except OSError:
-        partial.unlink(missing_ok=True)
+    except OSError as error:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
+        saved = Path(tempfile.mkdtemp(prefix="llmexp-saved-")) / path.name
+        pq.write_table(trace, saved)
+        if refusal := storage_error(error, f"{path.parent} ({path.name} is in {saved.parent} instead)"):
+            raise refusal from None
         raise

@@ -2,6 +2,8 @@
 
 import errno
 import os
+import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +16,7 @@ from llmexp.client import journal, spill
 from llmexp.client.call import Call
 from llmexp.client.gather import gather
 from llmexp.client.ledger import Ledger, joined
+from llmexp.errors import StorageError
 from tests.client.sending import numbered
 
 CALLS = st.lists(
@@ -105,3 +108,19 @@ def test_a_round_without_room_does_not_begin(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(OSError, match="No space left"):
         spill.reserve(tmp_path, numbered(3))
     assert not list(tmp_path.iterdir())
+
+
+def test_a_trace_that_its_folder_refuses_is_kept_elsewhere_and_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read_only(self: Path, target: Path) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(Path, "replace", read_only)
+    trace = gather({0: joined([])}, round_index=0, origin=0.0)
+    with pytest.raises(StorageError, match=r"requests-0\.parquet is in (\S+) instead\): Read-only") as caught:
+        spill.write(trace, tmp_path / "requests-0.parquet")
+    saved = re.search(r"is in (\S+) instead", str(caught.value))
+    assert saved is not None
+    assert pq.read_table(Path(saved[1], "requests-0.parquet")).equals(trace)
+    shutil.rmtree(saved[1])

@@ -186,7 +186,8 @@ class Case:
     def traced(self) -> tuple[int, int]:
         """How many ended requests the traces on disk hold, and how many files of them cannot be read."""
         rows = unreadable = 0
-        for path in self.runs.glob("*/requests*.parquet"):
+        saved = [Path(folder) for folder in re.findall(r"is in (\S*llmexp-saved-\w+) instead", self.said())]
+        for path in [*self.runs.glob("*/requests*.parquet"), *(path for folder in saved for path in folder.iterdir())]:
             try:
                 rows += pq.read_table(path)["error"].null_count
             except (OSError, pa.ArrowInvalid):

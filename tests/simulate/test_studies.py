@@ -198,6 +198,7 @@ def test_the_random_order_is_an_order_and_always_the_same() -> None:
     assert first == second and sorted(first) == [float(i) for i in range(20)] != first
 
 
+@settings(deadline=None)
 @given(size=st.integers(2, 5), steps=st.integers(1, 40), prompt=st.integers(1, 40), seed=st.integers(0, 99))
 def test_beams_save_more_than_samples_and_less_than_clones(size: int, steps: int, prompt: int, seed: int) -> None:
     """Beams that all go on from the best share all but their last blocks."""

@@ -27,7 +27,7 @@ POLICIES: dict[Policy, str] = {
     "longest_prefix": "longest cached prefix",
     "depth_first": "depth first",
 }
-GREYS = ("black", "#0072B2", "#D55E00", "white", "#009E73", "0.7")
+FILLS = ("black", "#0072B2", "#D55E00", "white", "#009E73", "0.7")
 
 
 def scheduler_policies(setting: Setting, study: SchedulerPolicies) -> Findings:
@@ -146,7 +146,7 @@ def _bars(panel: Axes, values: pd.DataFrame) -> None:
             y + (i - (count - 1) / 2) * 0.8 / count,
             values[name],
             height=0.8 / count,
-            color=GREYS[i % len(GREYS)],
+            color=FILLS[i % len(FILLS)],
             edgecolor="black",
             hatch=HATCHES[i % len(HATCHES)] if i > 2 else "",
             linewidth=0.4,

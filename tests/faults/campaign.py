@@ -255,7 +255,8 @@ def _clock(jump_s: float) -> Callable[[Case], None]:
         for run in case.results().values():
             assert run.valid, run.invalid_reasons
             assert 0 < run.timings_s["rounds"] < 60 and 0 < run.timings_s["warm_up"] < 60, run.timings_s
-            assert 0.04e3 < run.measures["ttft_ms_p50"] < 5e3
+            latencies_s = [row["end_s"] - row["sent_s"] for row in run.trace().to_pylist()]
+            assert all(0.1 < latency_s < 30 for latency_s in latencies_s), latencies_s
 
     return inject
 
@@ -346,8 +347,8 @@ class Site:
             fault.inject(case)
             case.look(found)
             case.resume(found)
-        except AssertionError as error:
-            found.message.append(f"FAILED: {error}")
+        except Exception as error:  # of the injection itself: it shows in the table, and the others go on
+            found.message.append(f"FAILED: {type(error).__name__}: {error}")
         finally:
             case.close()
             for disk in ("runs", "mlruns"):

@@ -34,7 +34,7 @@ STUDY = [
 RUNS = ("arm-a.trial-0", "arm-b.trial-0")
 # A request that ends so shortly before a kill may not have reached the journal: a heartbeat, on a loaded machine.
 GRACE_S = 0.06
-PATIENCE_S = 120.0
+PATIENCE_S = 400.0
 
 
 @dataclass

@@ -32,6 +32,10 @@ def main(stop_timeout_s: float, niceness: int, command: list[str]) -> int:
 
 def _prepare(niceness: int) -> None:
     os.nice(niceness)
+    if niceness:
+        # Where the kernel groups processes by session, niceness weighs only within one, and each group has its own.
+        with contextlib.suppress(OSError):
+            Path("/proc/self/autogroup").write_text(str(niceness))
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 

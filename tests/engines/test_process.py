@@ -26,9 +26,11 @@ sys.exit(7)
 """
 
 
-def family(folder: Path, *, deaf: bool = False, lives_s: float = 600) -> tuple[process.EngineProcess, list[int]]:
+def family(
+    folder: Path, *, deaf: bool = False, lives_s: float = 600, niceness: int = 0
+) -> tuple[process.EngineProcess, list[int]]:
     command = [sys.executable, "-c", FAMILY.format(deaf=deaf, lives_s=lives_s)]
-    engine = process.start(command, os.environ, folder / "engine.log", stop_timeout_s=1.0)
+    engine = process.start(command, os.environ, folder / "engine.log", stop_timeout_s=1.0, niceness=niceness)
     return engine, pids_in(folder / "engine.log")
 
 
@@ -56,6 +58,18 @@ def gone(pids: list[int], within_s: float = 20) -> bool:
             return False
         time.sleep(0.02)
     return True
+
+
+def test_an_engine_yields_to_its_client_also_where_sessions_share_the_cores_out(tmp_path: Path) -> None:
+    engine, (front, child) = family(tmp_path, niceness=10)
+    try:
+        assert [psutil.Process(pid).nice() for pid in (front, child)] == [10, 10]
+        groups = [Path(f"/proc/{pid}/autogroup") for pid in (front, child)]
+        if groups[0].exists():
+            assert all(group.read_text().split()[-1] == "10" for group in groups)
+        assert psutil.Process().nice() == 0
+    finally:
+        engine.stop()
 
 
 @pytest.mark.parametrize("deaf", [False, True])

@@ -31,10 +31,16 @@ def root_cause(log: Path) -> str:
     for line in lines(log):
         if line.strip():
             last = line.strip()
+    return first_error(log) or last
+
+
+def first_error(log: Path) -> str | None:
+    """The first error in the log that is not a wrapper round another one."""
+    for line in lines(log):
         error = _ERROR.match(line.strip())
         if error and error[2] and not any(wrapper in line for wrapper in _WRAPPERS):
             return line.strip()
-    return last
+    return None
 
 
 def attention_backend(log: Path) -> str | None:

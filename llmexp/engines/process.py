@@ -102,6 +102,11 @@ def _group_of(pid: int) -> int | None:
         return None
 
 
+def was_killed(code: int) -> bool:
+    """Whether a process had no time to say why it ended, by its exit code."""
+    return code in (-signal.SIGKILL, 128 + signal.SIGKILL)
+
+
 def ending(code: int) -> str:
     """How a process ended, in words, by its exit code: a shell's 128 and the signal's number, or Python's minus."""
     number = code - 128 if code > 128 else -code

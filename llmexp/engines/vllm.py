@@ -252,8 +252,10 @@ def _environment(gpus: Sequence[Gpu]) -> dict[str, str]:
 
 def died(engine: EngineProcess) -> EngineError:
     """The error of an engine whose process has ended."""
-    how = process.ending(engine.popen.wait())
-    return EngineError(f"the engine {how}: {log.root_cause(engine.log)}\nIts whole log: {engine.log}")
+    code = engine.popen.wait()
+    # One that was killed had no time to say why; what it said last explains nothing.
+    said = log.first_error(engine.log) if process.was_killed(code) else log.root_cause(engine.log)
+    return EngineError(f"the engine {process.ending(code)}{f': {said}' if said else ''}\nIts whole log: {engine.log}")
 
 
 def no_memory(config: Config, log_file: Path, gpus: Sequence[Gpu]) -> NoMemoryError | None:

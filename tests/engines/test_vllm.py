@@ -1,11 +1,13 @@
 """What vLLM's log and nvidia-smi tell of memory and links, in the words of vLLM 0.24 and 0.32."""
 
+import os
+import sys
 from pathlib import Path
 
 import pytest
 
 from llmexp.compose import compose
-from llmexp.engines import kinds, log, vllm
+from llmexp.engines import kinds, log, process, vllm
 from llmexp.engines.lease import launch_key
 from llmexp.errors import ConfigError
 from llmexp.hardware import Gpu
@@ -207,3 +209,21 @@ def test_a_vllm_that_is_too_old_is_refused_before_its_launch(
     else:
         with pytest.raises(ConfigError, match=refused):
             vllm.require_version(versions, "/other/python")
+
+
+KILLED = "the engine was ended by SIGKILL (out of memory? see dmesg)"
+
+
+@pytest.mark.parametrize(
+    ("end", "log_line", "message"),
+    [
+        ("os.kill(os.getpid(), 9)", "Initializing", KILLED),
+        ("os.kill(os.getpid(), 9)", "OSError: gone", f"{KILLED}: OSError: gone"),
+        ("sys.exit(3)", "no such model", "the engine ended with exit code 3: no such model"),
+    ],
+)
+def test_the_last_line_of_a_killed_engine_is_no_reason(end: str, log_line: str, message: str, tmp_path: Path) -> None:
+    code = f"import os, sys; print({log_line!r}, flush=True); {end}"
+    engine = process.start([sys.executable, "-c", code], os.environ, tmp_path / "engine.log", stop_timeout_s=1.0)
+    assert str(vllm.died(engine)).splitlines()[0] == message
+    engine.stop()

@@ -74,7 +74,7 @@ def fit_roofline(work: Sequence[Work] | npt.NDArray[np.int64], measured_s: npt.A
             break
         found = _robust(design, seconds)
         parts = np.split(found, [len(_FIXED), len(_FIXED) + len(_COMPUTE)])
-        cost = StepCost(*(_work(side, part) for side, part in zip((_FIXED, _COMPUTE, _MEMORY), parts, strict=True)))
+        cost = StepCost(_work(_FIXED, parts[0]), _work(_COMPUTE, parts[1]), _work(_MEMORY, parts[2]))
         error = _score(_calibration(cost, rows, seconds))
         if best is None or error < best[0]:
             best = error, cost

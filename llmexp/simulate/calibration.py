@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from llmexp.errors import ConfigError
 from llmexp.simulate.cost import FrontEnd, StepCost, Work
@@ -14,9 +14,9 @@ class _Record(BaseModel):
 
 
 class Residuals(_Record):
-    """How far the fit is off for one kind of step: the share that the steps of this kind take of all time, the sum of
-    errors over the sum of times (positive: the fit is too fast), and percentiles of each step's absolute relative
-    error."""
+    """How far the fit is off for one kind of span (``llmexp.simulate.measured.device_spans``) or for launches: how many
+    steps those have, their share of all time, the sum of errors over the sum of times (positive: the fit is too fast),
+    and percentiles of each one's absolute relative error."""
 
     steps: int
     time_share: float
@@ -39,6 +39,7 @@ class CalibrationFile(_Record):
     num_gpu_blocks: int
     max_num_batched_tokens: int | None
     cost: Mapping[str, Mapping[str, float]]
+    prefill_launch_s: float = Field(ge=0, allow_inf_nan=False)
     front_end: Mapping[str, float]
     steps: int
     runs: tuple[str, ...]
@@ -54,7 +55,8 @@ class CalibrationFile(_Record):
 
     @property
     def step_cost(self) -> StepCost:
-        return StepCost(**{part: Work(**terms) for part, terms in self.cost.items()})
+        parts = {part: Work(**terms) for part, terms in self.cost.items()}
+        return StepCost(**parts, prefill_launch_s=self.prefill_launch_s)
 
     @property
     def delays(self) -> FrontEnd:

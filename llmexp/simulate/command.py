@@ -39,34 +39,34 @@ def calibrate(arguments: Sequence[str]) -> None:
     """
     options = _parser().parse_args(arguments)
     output = Path(options.output)
-    calibration, steps = calibrated(recorded_runs(options.folders), options.terms)
+    calibration, spans = calibrated(recorded_runs(options.folders), options.terms)
     save(calibration, output)
     console = Console(width=WIDTH)
     console.print(_heading(calibration), highlight=False)
     console.print(_coefficients(calibration))
     console.print(_residuals(calibration))
     figure = output.with_suffix(".png")
-    plot(steps, calibration, figure)
+    plot(spans, calibration, figure)
     console.print(f"Calibration: {output}\nPlot: {figure}", highlight=False, soft_wrap=True)
 
 
-def plot(steps: pd.DataFrame, calibration: CalibrationFile, path: Path) -> None:
-    """Predicted against measured time of every step, by kind, and the relative errors over the measured time."""
+def plot(spans: pd.DataFrame, calibration: CalibrationFile, path: Path) -> None:
+    """Fitted against measured time of each span and launch, by kind, and relative errors over the measured time."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4.5), layout="constrained")
     whole, errors = figure.subplots(1, 2)
-    for (kind, group), mark in zip(steps.groupby("kind"), "os^", strict=False):
+    for (kind, group), mark in zip(spans.groupby("kind"), "osx^", strict=False):
         measured_ms, predicted_ms = 1e3 * group["duration_s"], 1e3 * group["predicted_s"]
         label = f"{kind} ({len(group):,})"
         whole.loglog(measured_ms, predicted_ms, mark, markersize=3, alpha=0.5, label=label)
         errors.semilogx(measured_ms, 100 * (predicted_ms / measured_ms - 1), mark, markersize=3, alpha=0.5)
-    ends = [1e3 * steps["duration_s"].min(), 1e3 * steps["duration_s"].max()]
+    ends = [1e3 * spans["duration_s"].min(), 1e3 * spans["duration_s"].max()]
     whole.plot(ends, ends, "k-", linewidth=0.8)
-    whole.set(xlabel="measured step (ms)", ylabel="fitted step (ms)")
-    whole.legend(title="steps")
+    whole.set(xlabel="measured (ms)", ylabel="fitted (ms)")
+    whole.legend()
     errors.axhline(0, color="k", linewidth=0.8)
-    errors.set(xlabel="measured step (ms)", ylabel="fitted over measured, less 100%", ylim=(-100, 100))
+    errors.set(xlabel="measured (ms)", ylabel="fitted over measured, less 100%", ylim=(-100, 100))
     figure.suptitle(f"{calibration.model} on {calibration.gpu}, {calibration.engine} {calibration.engine_version}")
     figure.savefig(path, dpi=120)
 
@@ -88,6 +88,7 @@ def _coefficients(calibration: CalibrationFile) -> Table:
     for part, terms in calibration.cost.items():
         for term, seconds in terms.items():
             table.add_row(part, _UNITS[term], f"{1e6 * seconds * _SCALES.get(term, 1.0):,.3f}")
+    table.add_row("launch", "a step with prefill tokens", f"{1e6 * calibration.prefill_launch_s:,.3f}")
     for name, seconds in calibration.front_end.items():
         table.add_row("front end", _DELAYS[name], f"{1e6 * seconds * _SCALES.get(name, 1.0):,.3f}")
     if calibration.cost.get("compute"):
@@ -97,7 +98,7 @@ def _coefficients(calibration: CalibrationFile) -> Table:
 
 def _residuals(calibration: CalibrationFile) -> Table:
     table = Table(title="What the fit misses", title_justify="left", box=SIMPLE_HEAD)
-    for name in ("steps", "", "share of time", "sum", "one step, p50", "one step, p95"):
+    for name in ("steps", "", "share of time", "sum", "each, p50", "each, p95"):
         table.add_column(name, justify="left" if name == "steps" else "right")
     for kind, missed in calibration.residuals.items():
         table.add_row(

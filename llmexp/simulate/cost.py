@@ -24,17 +24,23 @@ NOTHING = Work()
 
 @dataclass(frozen=True)
 class StepCost:
-    """Seconds per unit of ``Work``: what always adds up, and two resources of which the slower one counts.
+    """What a step takes of the device, in seconds per unit of ``Work``: what always adds up, and two resources of which
+    the slower one counts. A roofline has ``compute`` and ``memory``; a fitted linear cost only ``fixed``.
 
-    A roofline has ``compute`` and ``memory``; a fitted linear cost only ``fixed``.
+    ``prefill_launch_s`` is what a step that holds prefill tokens, for which there is no whole CUDA graph, takes of the
+    engine core before the device can have ended it; the launch of others takes nothing.
     """
 
     fixed: Work = NOTHING
     compute: Work = NOTHING
     memory: Work = NOTHING
+    prefill_launch_s: float = 0.0
 
     def duration_s(self, work: Work) -> float:
         return _dot(self.fixed, work) + max(_dot(self.compute, work), _dot(self.memory, work))
+
+    def launch_s(self, work: Work) -> float:
+        return self.prefill_launch_s if work.prefill_tokens else 0.0
 
 
 UNIT_COST = StepCost(fixed=Work(steps=1.0))

@@ -143,6 +143,7 @@ def run(
         limits,
         state,
         np.array([cost.fixed, cost.compute, cost.memory]),
+        cost.prefill_launch_s,
         requests.arrival_s,
         first[np.argsort(requests.arrival_s[first], kind="stable")],
         np.searchsorted(requests.after[turns], np.arange(len(requests) + 1)),
@@ -512,6 +513,7 @@ def _serve(
     limits: Limits,
     state: State,
     cost: Floats,
+    prefill_launch_s: float,
     delay_s: Floats,
     first: Ints,
     turn_start: Ints,
@@ -537,12 +539,14 @@ def _serve(
     under_way = np.zeros(n, np.int64)  # a queue of requests: under_way[entered:sent]
     through_s = np.zeros(n)
     request_s, prompt_token_s, output_s, token_s, echo_s = front_end
-    # steps that are decided and not computed: step_under_way[:pending], and the sequences that each gives a token
+    # steps that are decided and not ended: step_under_way[:pending], when each is computed, and the sequences that
+    # it gives a token
     step_under_way = np.zeros(2, np.int64)
+    step_computed_s = np.zeros(2)
     sampled = np.zeros((2, limits.max_num_seqs), np.int64)
     pending = 0
     number = num_spans = sent = entered = fruitless = 0
-    now_s = busy_until_s = duration_s = 0.0
+    now_s = busy_until_s = duration_s = computed_s = ended_s = 0.0
     status = DONE
     while True:
         taken, sent, busy_until_s = _send(
@@ -614,6 +618,18 @@ def _serve(
             row[RUNNING] = size
             row[WAITING] = len(waiting)
             row[FREE_BLOCKS] = state.num_free[0]
+            duration_s = 0.0
+            if row[SCHEDULED] > 0:
+                duration_s = _dot(cost[0], row) + max(_dot(cost[1], row), _dot(cost[2], row))
+                if not 0.0 < duration_s < np.inf:
+                    status = TIMELESS
+                    break
+            step_times[number, 0] = now_s
+            computed_s = max(computed_s, now_s) + duration_s
+            if row[WORK] > 0:
+                now_s += prefill_launch_s
+            computed_s = max(computed_s, now_s)
+            step_computed_s[pending] = computed_s
             if depth > 1:
                 for i in sampled[pending, : row[WORK + 2]]:
                     seqs[i].num_tokens += 1
@@ -636,14 +652,9 @@ def _serve(
 
         step = step_under_way[0]
         row = step_counts[step]
-        duration_s = 0.0
-        if row[SCHEDULED] > 0:
-            duration_s = _dot(cost[0], row) + max(_dot(cost[1], row), _dot(cost[2], row))
-            if not 0.0 < duration_s < np.inf:
-                status = TIMELESS
-                break
-        start_s = now_s
-        now_s += duration_s
+        start_s = max(ended_s, step_times[step, 0])
+        now_s = ended_s = max(now_s, step_computed_s[0])
+        duration_s = now_s - start_s
         num_sampled = row[WORK + 2]
         taken, sent, busy_until_s = _send(
             seqs,
@@ -669,7 +680,7 @@ def _serve(
                     echoed += seqs[i].prompt_tokens
             busy_until_s += output_s + token_s * num_sampled + echo_s * echoed
         delivered_s = busy_until_s
-        step_times[step] = (start_s, duration_s, delivered_s)
+        step_times[step, 1:] = (start_s, duration_s, delivered_s)
 
         for i in sampled[0, :num_sampled]:
             if depth > 1:
@@ -698,6 +709,7 @@ def _serve(
                 heappush(placed if keeps_place else due, (delivered_s + delay_s[t], t))
         pending -= 1
         step_under_way[0] = step_under_way[1]
+        step_computed_s[0] = step_computed_s[1]
         sampled[0] = sampled[1]
         if fruitless > patience:
             status = FRUITLESS

@@ -17,12 +17,16 @@ def run(requests: Requests, scheduler: Scheduler, cost: StepCost, arrivals: Arri
 
     With async scheduling a step is decided when the one before begins: requests that come while it is computed wait
     for one step more, and blocks come free one step later (vLLM's ``AsyncScheduler``).
+
+    The engine core does one thing after the other: it decides a step, launches it, then, if as many steps are under
+    way as may be, waits for the first of them. The device computes steps in their order, each from when it is
+    decided, as the first kernels reach it then, until all of them have reached it, or longer.
     """
     records = Recorder(requests)
     patience = steps_without_token(requests)
     depth = 2 if scheduler.settings.async_scheduling else 1
-    under_way: deque[tuple[int, Step, Work]] = deque()
-    now_s = 0.0
+    under_way: deque[tuple[int, Step, float, float]] = deque()  # number, step, when decided, when computed
+    now_s = computed_s = ended_s = 0.0  # the engine core's clock, the device's, and when the last step ended
     entered = fruitless = 0
     while True:
         for index, sent_s in arrivals.take(now_s):
@@ -32,7 +36,13 @@ def run(requests: Requests, scheduler: Scheduler, cost: StepCost, arrivals: Arri
         step = scheduler.schedule()
         if step.scheduled or step.preempted:
             work = work_of(step)
-            under_way.append((records.scheduled(step, scheduler, work, now_s), step, work))
+            duration_s = cost.duration_s(work) if step.scheduled else 0.0
+            if step.scheduled and not 0.0 < duration_s < float("inf"):
+                raise _standstill("timeless", now_s, duration_s, scheduler)
+            number, decided_s = records.scheduled(step, scheduler, work, now_s), now_s
+            now_s += cost.launch_s(work)
+            computed_s = max(max(computed_s, decided_s) + duration_s, now_s)
+            under_way.append((number, step, decided_s, computed_s))
             if depth > 1:
                 scheduler.run_ahead(step)
             if len(under_way) < depth:
@@ -46,21 +56,18 @@ def run(requests: Requests, scheduler: Scheduler, cost: StepCost, arrivals: Arri
                 raise _standstill("stuck", now_s, 0.0, scheduler)
             return records.tables()
 
-        row, step, work = under_way.popleft()
-        duration_s = cost.duration_s(work) if step.scheduled else 0.0
-        if step.scheduled and not 0.0 < duration_s < float("inf"):
-            raise _standstill("timeless", now_s, duration_s, scheduler)
-        start_s = now_s
-        now_s += duration_s
+        number, step, decided_s, step_computed_s = under_way.popleft()
+        start_s = max(ended_s, decided_s)
+        now_s = ended_s = max(now_s, step_computed_s)
         emitted, finished = scheduler.update(step)
         echoed = sum(seq.prompt_tokens for seq in emitted if not records.has_answered(seq))
         delivered_s = arrivals.hand_out(now_s, len(emitted), echoed)
-        records.computed(row, emitted, finished, (start_s, duration_s, delivered_s), now_s)
+        records.computed(number, emitted, finished, start_s, now_s, delivered_s)
         for seq in finished:
             arrivals.finish(seq.index, delivered_s)
         fruitless = 0 if emitted else fruitless + 1
         if fruitless > patience:
-            raise _standstill("fruitless", now_s, duration_s, scheduler)
+            raise _standstill("fruitless", now_s, now_s - start_s, scheduler)
 
 
 def sequence(requests: Requests, index: int, sent_s: float, order: int) -> Sequence:

@@ -16,6 +16,7 @@ from llmexp.simulate.calibration import CalibrationFile, Residuals, cost_as_mapp
 from llmexp.simulate.cost import FrontEnd
 from llmexp.simulate.requests import Floats, Ints
 
+_LAUNCHES = 3  # as long as few launches take
 _CLOCK_S = 5e-4  # the engine stamps a token shortly before its step is over
 
 
@@ -66,17 +67,23 @@ def runs_ahead(config: Any) -> bool:
 
 
 def calibrated(found: Sequence[Recording], terms: Sequence[str] = TERMS) -> tuple[CalibrationFile, pd.DataFrame]:
-    """The calibration on all of them, of a cost in ``terms``, and their steps with columns `kind` and `predicted_s`.
+    """The calibration on all of them, of a cost in ``terms``, and the spans and launches that it is fitted to:
+    `duration_s`, `predicted_s`, `kind`, `steps`.
 
-    Raises CalibrationError if the steps do not determine it.
+    Raises CalibrationError if they do not determine it.
     """
-    steps = pd.concat([item.steps.assign(run=item.run.name) for item in found], ignore_index=True)
-    steps = steps[steps["duration_s"] > 0].reset_index(drop=True)
-    fitted = fit_best(_work(steps), steps["duration_s"].to_numpy(), terms)
-    steps["predicted_s"] = fitted.measured_s - fitted.residuals_s
-    steps["kind"] = np.select(
-        [steps["decode_tokens"] == 0, steps["prefill_tokens"] == 0], ["prefill", "decode"], "mixed"
+    steps = pd.concat([timed(item.steps) for item in found], ignore_index=True)
+    launches_s = prefill_launches_s(steps)
+    launch_s = float(np.median(launches_s)) if launches_s.size else 0.0
+    spans = device_spans(steps, launch_s)
+    fitted = fit_best(spans[list(TERMS)].to_numpy(np.int64), spans["duration_s"].to_numpy(), terms)
+    spans["predicted_s"] = fitted.measured_s - fitted.residuals_s
+    spans["kind"] = np.select(
+        [spans["decode_tokens"] == 0, spans["prefill_tokens"] == 0], ["prefill", "decode"], "mixed"
     )
+    launches = pd.DataFrame({"duration_s": launches_s, "predicted_s": launch_s, "kind": "launch", "steps": 1})
+    launches = launches[launches["duration_s"] > 0]
+    kinds = [*spans.groupby("kind"), ("all", spans), *launches.groupby("kind")]
     run = found[0].run
     delays = front_end(found)
     calibration = CalibrationFile(
@@ -85,12 +92,56 @@ def calibrated(found: Sequence[Recording], terms: Sequence[str] = TERMS) -> tupl
         num_gpu_blocks=_known(run, "num_gpu_blocks"),
         max_num_batched_tokens=run.engine.get("max_num_batched_tokens"),
         cost=cost_as_mapping(fitted.cost),
+        prefill_launch_s=launch_s,
         front_end=vars(delays),
         steps=len(steps),
         runs=tuple(f"{item.run.study}/{item.run.name}" for item in found),
-        residuals={kind: _residuals(group, steps) for kind, group in [*steps.groupby("kind"), ("all", steps)]},
+        residuals={kind: _residuals(group, steps) for kind, group in kinds},
     )
-    return calibration, steps
+    return calibration, pd.concat([spans, launches], ignore_index=True)
+
+
+def timed(steps: pd.DataFrame) -> pd.DataFrame:
+    """With when each ended, whether nothing else was under way as it was decided, and whether the next one was decided
+    before it ended."""
+    rounds = steps.assign(ended_s=steps["start_s"] + steps["duration_s"]).groupby("round")
+    before_s, next_s = rounds["ended_s"].shift(fill_value=-np.inf), rounds["scheduled_s"].shift(-1, fill_value=np.inf)
+    ended_s = steps["start_s"] + steps["duration_s"]
+    return steps.assign(ended_s=ended_s, idle=before_s <= steps["scheduled_s"], followed=next_s < ended_s)
+
+
+def prefill_launches_s(steps: pd.DataFrame) -> Floats:
+    """Seconds that steps with prefill tokens took to be launched, of those where that can be seen, shape (k,); of
+    ``timed`` steps.
+
+    The tokens of a decode step are taken as soon as the step after it is launched, if they are waited for twice as
+    long as decode steps' are otherwise. Where no step shows that: from idle, the next step is decided as soon as the
+    first is launched; but then a load's first requests often come all at once, and taking them in slows the launch.
+    """
+    prefill, follows = steps["prefill_tokens"] > 0, steps["followed"].shift(fill_value=False)
+    waited_s = (steps["ended_s"].shift() - steps["scheduled_s"])[follows & ~prefill.shift(fill_value=True)]
+    after_decode_s = waited_s[prefill & (waited_s > 2 * waited_s[~prefill].median())]
+    from_idle_s = (steps["scheduled_s"].shift(-1) - steps["scheduled_s"])[prefill & steps["idle"] & steps["followed"]]
+    seen: Floats = (after_decode_s if after_decode_s.size else from_idle_s).to_numpy(np.float64)
+    return seen
+
+
+def device_spans(steps: pd.DataFrame, launch_s: float) -> pd.DataFrame:
+    """What the device did between times at which it surely ended one of ``timed`` steps: the terms of ``Work``, and
+    `duration_s`.
+
+    The engine takes a step's tokens after it has launched the next one. Where that is a step with prefill tokens, the
+    device may have been done before, unless three launches would have fitted in: such a step is put together with the
+    one that follows. A step with prefill tokens that was over within three launches may have waited for its own: spans
+    with such steps are left out.
+    """
+    prefill = steps["prefill_tokens"] > 0
+    waited_s = steps["ended_s"] - steps["scheduled_s"].shift(-1)
+    late = steps["followed"] & prefill.shift(-1, fill_value=False) & (waited_s < _LAUNCHES * launch_s)
+    launched = prefill & (steps["ended_s"] - steps["scheduled_s"] < _LAUNCHES * launch_s)
+    number = (~late).shift(fill_value=True).cumsum().rename("span")
+    spans = steps.assign(steps=1, launched=launched).groupby(number)[[*TERMS, "duration_s", "launched"]].sum()
+    return spans[(spans["launched"] == 0) & (spans["duration_s"] > 0)].drop(columns="launched")
 
 
 def front_end(found: Sequence[Recording]) -> FrontEnd:
@@ -163,15 +214,10 @@ def _recording(folder: Path) -> Recording:
     if not (folder / STEPS).exists():
         raise ResultError(f"{folder}: no {STEPS} here; a run with engine.record_steps=true leaves one")
     steps = pq.read_table(folder / STEPS).to_pandas()
-    missing = {"round", "start_s", "duration_s", *TERMS[1:]} - set(steps.columns)
+    missing = {"round", "scheduled_s", "start_s", "duration_s", *TERMS[1:]} - set(steps.columns)
     if missing:
         raise ResultError(f"{folder / STEPS}: not an engine's steps, it lacks {', '.join(sorted(missing))}")
     return Recording(run, steps, run.trace().to_pandas())
-
-
-def _work(steps: pd.DataFrame) -> Ints:
-    work: Ints = steps.assign(steps=1)[list(TERMS)].to_numpy(np.int64)
-    return work
 
 
 def _known(run: RunResult, name: str) -> int:
@@ -185,7 +231,7 @@ def _residuals(group: pd.DataFrame, steps: pd.DataFrame) -> Residuals:
     missed = group["duration_s"] - group["predicted_s"]
     relative = (missed / group["duration_s"]).abs()
     return Residuals(
-        steps=len(group),
+        steps=int(group["steps"].sum()),
         time_share=float(group["duration_s"].sum() / steps["duration_s"].sum()),
         bias=float(missed.sum() / group["duration_s"].sum()),
         error_p50=float(relative.quantile(0.5)),

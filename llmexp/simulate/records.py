@@ -11,7 +11,12 @@ from llmexp.simulate.sequence import Sequence
 
 # kernel.py is compiled with the places of these names; its cache on disk knows only kernel.py's own changes, so
 # touch that file when one of these tuples changes.
-STEP_TIMES = ("start_s", "duration_s", "delivered_s")  # delivered: the clients have the step's tokens
+STEP_TIMES = (
+    "scheduled_s",
+    "start_s",  # as it was scheduled, or as the step before ended, if that was later
+    "duration_s",  # until the engine has its tokens
+    "delivered_s",  # the clients have them
+)
 STEP_COUNTS = (
     "running",  # sequences in the batch, scheduled in this step or not
     "waiting",
@@ -58,7 +63,7 @@ class Recorder:
     def __init__(self, requests: Requests) -> None:
         self._request_times = np.full((len(requests), len(REQUEST_TIMES)), np.nan)
         self._request_counts = np.zeros((len(requests), len(REQUEST_COUNTS)), np.int64)
-        self._step_times: list[tuple[float, float, float]] = []
+        self._step_times: list[tuple[float, float, float, float]] = []
         self._step_counts: list[list[int]] = []
         self._spans: list[list[int]] = []
         self._decoding: dict[int, list[int]] = {}  # each request's latest span of decode steps
@@ -78,7 +83,7 @@ class Recorder:
             self._request_counts[seq.index, 1] += 1
         for seq, num_new in step.scheduled.items():
             self._span(number, seq, num_new, seq in sampled)
-        self._step_times.append((now_s, 0.0, now_s))
+        self._step_times.append((now_s, now_s, 0.0, now_s))
         self._step_counts.append(
             [
                 len(scheduler.running),
@@ -102,11 +107,13 @@ class Recorder:
         number: int,
         emitted: list[Sequence],
         finished: list[Sequence],
-        times_s: tuple[float, float, float],
+        start_s: float,
         now_s: float,
+        delivered_s: float,
     ) -> None:
-        """Step ``number`` ended at ``now_s``; ``times_s`` are its STEP_TIMES."""
-        self._step_times[number] = times_s
+        """Step ``number`` ended at ``now_s``."""
+        scheduled_s = self._step_times[number][0]
+        self._step_times[number] = (scheduled_s, start_s, now_s - start_s, delivered_s)
         for seq in emitted:
             if not self.has_answered(seq):
                 self._request_times[seq.index, 2] = now_s

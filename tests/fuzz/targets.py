@@ -236,6 +236,7 @@ _CALIBRATION = json.dumps(
         "num_gpu_blocks": 99,
         "max_num_batched_tokens": 2048,
         "cost": {"fixed": {"steps": 0.001, "prefill_tokens": 0.0001}},
+        "prefill_launch_s": 0.02,
         "front_end": {},
         "steps": 100,
         "runs": ["r"],

@@ -30,6 +30,7 @@ CALIBRATION = CalibrationFile(
     num_gpu_blocks=500,
     max_num_batched_tokens=None,
     cost={"fixed": {"steps": 0.25}, "compute": {}, "memory": {}},
+    prefill_launch_s=0.0,
     front_end={},
     steps=100,
     runs=("a/b",),

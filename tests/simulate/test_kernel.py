@@ -19,18 +19,26 @@ front_ends = st.builds(FrontEnd, *[st.just(0.0) | seconds] * 5)
     fixed=coefficients,
     compute=coefficients,
     memory=coefficients,
+    prefill_launch_s=st.just(0.0) | seconds,
     front_end=front_ends,
     keeps_place=st.booleans(),
     ahead=st.booleans(),
 )
 def test_compiled_equals_plain_to_the_last_bit(
-    case: Case, fixed: Work, compute: Work, memory: Work, front_end: FrontEnd, keeps_place: bool, ahead: bool
+    case: Case,
+    fixed: Work,
+    compute: Work,
+    memory: Work,
+    prefill_launch_s: float,
+    front_end: FrontEnd,
+    keeps_place: bool,
+    ahead: bool,
 ) -> None:
     plain, compiled = (
         simulate(
             case.requests,
             replace(case.settings, async_scheduling=ahead),
-            StepCost(fixed, compute, memory),
+            StepCost(fixed, compute, memory, prefill_launch_s),
             max_concurrency=case.max_concurrency,
             keeps_place=keeps_place,
             front_end=front_end,

@@ -108,6 +108,27 @@ def test_long_prompts_take_the_front_end_longer_both_ways(compiled: bool) -> Non
     assert result.steps["delivered_s"].to_pylist() == [3.0 + 4 * 0.5, 5.0, 5.0 + 8 * 0.5, 9.0]
 
 
+@both_loops
+def test_the_engine_launches_a_prefill_before_it_takes_the_tokens_of_the_step_before(compiled: bool) -> None:
+    """The device takes 1 s for any step, the launch of a step with prefill tokens 4 s of the engine core.
+
+    Step 0 (request 0's prompt): decided at 0, launched until 4. Request 1 comes meanwhile and is in step 1, launched
+    until 8; only then the first token is taken. Step 2 decodes both; the device computes it until 9.
+    """
+    requests = [Request(prompt_token_ids=[i], output_tokens=2, arrival_s=float(i)) for i in range(2)]
+    cost = StepCost(Work(steps=1.0), prefill_launch_s=4.0)
+    settings = Settings(num_gpu_blocks=99, async_scheduling=True)
+    result = simulate(requests, settings, cost, compiled=compiled)
+    assert result.steps["scheduled"].to_pylist() == [1, 2, 1]
+    assert result.steps["scheduled_s"].to_pylist() == [0.0, 4.0, 8.0]
+    assert result.steps["start_s"].to_pylist() == [0.0, 8.0, 8.0]
+    assert result.requests["first_token_s"].to_pylist() == [8.0, 8.0]
+    assert result.requests["finished_s"].to_pylist() == [8.0, 9.0]
+    in_turn = simulate(requests, Settings(num_gpu_blocks=99), cost, compiled=compiled)
+    assert in_turn.requests["first_token_s"].to_pylist() == [4.0, 8.0]
+    assert in_turn.requests["finished_s"].to_pylist() == [8.0, 9.0]
+
+
 def test_the_next_turn_hits_what_the_last_one_computed_and_generated() -> None:
     first, answer = list(range(30)), list(range(100, 120))
     turns = [

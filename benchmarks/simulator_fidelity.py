@@ -1,11 +1,14 @@
 """How well does the simulator predict an engine that it was calibrated on?
 
-`python benchmarks/simulator_fidelity.py measure h200 FOLDER [OVERRIDE …]` runs one AsyncLLM launch that records its
-steps: five loads to calibrate on and six others to predict (`cpu` in place of `h200`: the same in small). OVERRIDE
-are llmexp's, such as `model=qwen2_5_7b model.load_format=dummy gpu=h200`.
+`python benchmarks/simulator_fidelity.py measure h200 FOLDER [OVERRIDE …]` runs AsyncLLM and records its steps: loads
+to calibrate on, and others to predict (`cpu` in place of `h200`: the same in small). OVERRIDE are llmexp's, such as
+`model=qwen2_5_7b model.load_format=dummy gpu=h200`.
 
-`python benchmarks/simulator_fidelity.py predict FOLDER` calibrates on the five, simulates the six, and prints both
+`python benchmarks/simulator_fidelity.py predict FOLDER` calibrates on the ones, simulates the others, and prints both
 beside each other. Goals: throughput within 5%, latencies within 10%, hits exactly.
+
+The six loads of `predict` were looked at while the simulator was made. Those of `blind` were not: `measure --loads
+calibrate blind`, then `predict --loads blind`, once.
 """
 
 import argparse
@@ -36,6 +39,7 @@ GOALS = {
     "e2e p95 (ms)": 0.1,
     "hit tokens": 0.0,
 }
+STUDIES = ["calibrate", "predict", "blind"]
 UNIQUE, SHARED = "workload=unique_prefix", "workload=shared_prefix"
 
 
@@ -55,6 +59,11 @@ def loads(prompt: int, output: int, requests: int, concurrency: int, rate: float
     n, c, p, o = requests, concurrency, prompt, output
     long = min(7 * p, limit - p // 2 - o // 2 - 8)
     open_loop = [f"workload.num_requests={n}"]
+
+    def poisson(kind: str, rate: float, median: int, sigma: float, *rest: str) -> list[str]:
+        suffix = f"{{distribution: lognormal, median: {median}, sigma: {sigma}, min: 4, max: {2 * p}}}"
+        return [kind, f"workload.suffix_tokens={suffix}", "load=poisson", f"load.rate={rate}", *rest]
+
     return {
         "calibrate/few_long_answers": closed(UNIQUE, p // 2, p // 16, 2 * o, requests=n // 16, concurrency=c // 16),
         "calibrate/many_short_prompts": closed(UNIQUE, p // 5, p // 16, o, requests=n, concurrency=c),
@@ -64,6 +73,10 @@ def loads(prompt: int, output: int, requests: int, concurrency: int, rate: float
             *closed(SHARED, 3 * p, p // 16, o // 2, requests=n // 2, concurrency=c // 2),
             "workload.num_prefixes=4",
         ],
+        "calibrate/arrivals": poisson(
+            *(UNIQUE, rate / 2, p // 2, 0.6, f"workload.prefix_tokens={p // 8}", f"workload.output_tokens={o // 2}"),
+            f"workload.num_requests={n // 2}",
+        ),
         "predict/unique": closed(UNIQUE, p, p // 10, o, requests=n // 4, concurrency=c // 8),
         "predict/shared": closed(SHARED, 3 * p + p // 2, p // 100 + 1, o // 12, requests=n, concurrency=c),
         "predict/rag": [
@@ -71,12 +84,9 @@ def loads(prompt: int, output: int, requests: int, concurrency: int, rate: float
             "workload.num_prefixes=8",
             "workload.zipf=1.0",
         ],
-        "predict/poisson": [
-            *(UNIQUE, f"workload.prefix_tokens={p // 2}", f"workload.output_tokens={o}", *open_loop),
-            f"workload.suffix_tokens={{distribution: lognormal, median: {p // 4}, sigma: 0.8, min: 4, max: {2 * p}}}",
-            "load=poisson",
-            f"load.rate={rate}",
-        ],
+        "predict/poisson": poisson(
+            *(UNIQUE, rate, p // 4, 0.8, f"workload.prefix_tokens={p // 2}", f"workload.output_tokens={o}", *open_loop)
+        ),
         "predict/turns": [
             "workload=multi_turn",
             f"workload.num_conversations={max(n // 8, 4)}",
@@ -96,6 +106,33 @@ def loads(prompt: int, output: int, requests: int, concurrency: int, rate: float
             *(f"workload.classes.short_chat.suffix_tokens.{key}" for key in (f"median={p // 4}", f"max={2 * p}")),
             *(f"workload.classes.short_chat.output_tokens.{key}" for key in (f"median={o}", "min=2", f"max={4 * o}")),
         ],
+        "blind/long_answers": closed(UNIQUE, p // 3, p // 12, 3 * o, requests=n // 3, concurrency=c // 6),
+        "blind/long_context": closed(UNIQUE, 3 * p, p // 3, o, requests=n // 8, concurrency=c // 16),
+        "blind/crowd": [
+            *closed(SHARED, 2 * p, p // 5, o // 3, requests=n, concurrency=2 * c // 3),
+            "workload.num_prefixes=12",
+        ],
+        "blind/slow_arrivals": poisson(
+            *(UNIQUE, rate / 3, p, 0.5, f"workload.prefix_tokens={p // 3}", f"workload.output_tokens={2 * o}"),
+            f"workload.num_requests={n // 2}",
+        ),
+        "blind/fast_arrivals": poisson(
+            *(SHARED, 1.2 * rate, p // 8, 1.0, f"workload.prefix_tokens={p}", f"workload.output_tokens={o // 2}"),
+            *("workload.num_prefixes=6", *open_loop),
+        ),
+        "blind/turns": [
+            "workload=multi_turn",
+            f"workload.num_conversations={max(n // 6, 4)}",
+            f"workload.system_tokens={p}",
+            f"workload.user_tokens={p // 5}",
+            f"workload.output_tokens={o // 3}",
+            "workload.think_s=0.5",
+            f"load.concurrency={max(c // 5, 2)}",
+        ],
+        "blind/cache_off": [
+            *closed(SHARED, p + p // 3, p // 6, o // 2, requests=n // 2, concurrency=c // 6),
+            "cache=off",  # another launch
+        ],
     }
 
 
@@ -105,12 +142,14 @@ SIZES = {
 }
 
 
-def measure(size: str, folder: Path, overrides: list[str]) -> None:
-    """One launch, all cells."""
+def measure(size: str, folder: Path, overrides: list[str], chosen: list[str]) -> None:
+    """All cells of the studies ``chosen``, in one launch where they share an engine."""
     lease = EngineLease(keep=True)
     try:
         for name, asked in SIZES[size].items():
             study, _, cell = name.partition("/")
+            if study not in chosen:
+                continue
             place = [f"runs_dir={folder}", f"study.name={study}", f"run.name={cell}", "tracking=off", "rounds=2"]
             engine = ["engine=vllm_async", "engine.record_steps=true"]
             result = run(compose([*engine, *place, *asked, *overrides]), lease)
@@ -119,8 +158,8 @@ def measure(size: str, folder: Path, overrides: list[str]) -> None:
         lease.close()
 
 
-def predict(folder: Path, model_path: str | None) -> None:
-    """Calibrates on the runs in `calibrate`, simulates those in `predict`, and prints both sides."""
+def predict(folder: Path, model_path: str | None, chosen: list[str]) -> None:
+    """Calibrates on the runs in `calibrate`, simulates those of the studies ``chosen``, and prints both sides."""
     calibration, _ = calibrated(recorded_runs([folder / "calibrate"]))
     file = folder / "calibration.json"
     save(calibration, file)
@@ -132,7 +171,7 @@ def predict(folder: Path, model_path: str | None) -> None:
         console.print(f"  {kind}: {missed.steps:,} steps, sum {missed.bias:+.1%}, one step p95 {missed.error_p95:.1%}")
     table = Table("run", "what", "round 1", "round 2", "simulated", "error", "goal", box=SIMPLE_HEAD)
     beside = 0
-    for measured in recorded_runs([folder / "predict"]):
+    for measured in recorded_runs([folder / study for study in chosen]):
         simulated = figures(simulate_again(measured.run, file, model_path))
         rounds = [figures(trace) for _, trace in measured.requests.groupby("round")]
         for what, value in simulated.items():
@@ -190,11 +229,13 @@ if __name__ == "__main__":
     measuring.add_argument("size", choices=SIZES)
     measuring.add_argument("folder", type=Path)
     measuring.add_argument("overrides", nargs="*")
+    measuring.add_argument("--loads", nargs="+", choices=STUDIES, default=STUDIES[:2])
     predicting = commands.add_parser("predict")
     predicting.add_argument("folder", type=Path)
+    predicting.add_argument("--loads", nargs="+", choices=STUDIES, default=["predict"])
     predicting.add_argument("--model-path", help="the model's folder here, if it was elsewhere there")
     options = parser.parse_args()
     if options.command == "measure":
-        measure(options.size, options.folder, options.overrides)
+        measure(options.size, options.folder, options.overrides, options.loads)
     else:
-        predict(options.folder, options.model_path)
+        predict(options.folder, options.model_path, options.loads)

@@ -25,8 +25,16 @@ def idle_blocks(node: Node) -> int:
     return (0 if node.users else len(node.run)) + sum(idle_blocks(child) for child in node.children.values())
 
 
+def apart(case: Case) -> Case:
+    """No two requests sent at once. Of two with equal priority that were, vLLM would preempt the earlier one of the
+    batch, and where both do not fit, each in turn, for ever."""
+    requests = [replace(request, arrival_s=request.arrival_s + i / 100) for i, request in enumerate(case.requests)]
+    many = None if case.settings.policy == "priority" else case.max_concurrency
+    return replace(case, requests=requests, max_concurrency=many)
+
+
 @settings(deadline=None)
-@given(case=cases(), prefix_cache=radix)
+@given(case=cases().map(apart), prefix_cache=radix)
 def test_radix_serves_everything_and_never_exceeds_its_memory(case: Case, prefix_cache: str) -> None:
     engine = replace(case.settings, prefix_cache=prefix_cache, enable_prefix_caching=True)
     requests = Requests.of(case.requests, engine.block_size)
@@ -36,7 +44,7 @@ def test_radix_serves_everything_and_never_exceeds_its_memory(case: Case, prefix
     cache = scheduler.cache
     assert isinstance(cache, RadixCache)
     for i in range(len(requests)):
-        scheduler.add(sequence(requests, i, 0.0, i))
+        scheduler.add(sequence(requests, i, float(i), i))
     while scheduler.running or scheduler.waiting:
         scheduler.update(scheduler.schedule())
         private = sum(held.private for held in cache._held.values())

@@ -26,11 +26,6 @@ def is_gone(mark: str) -> bool | None:
     return _began(int(pid)) != began
 
 
-def has_ended(pid: int) -> bool:
-    """Whether a process has ended, be it that nobody has taken notice of it."""
-    return _began(pid) is None
-
-
 def _began(pid: int) -> str | None:
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

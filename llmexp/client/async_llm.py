@@ -23,7 +23,7 @@ from llmexp.client.driver import Driver
 from llmexp.client.journal import append
 from llmexp.client.requests import Bodies
 from llmexp.client.stall import require_movement
-from llmexp.client.worker import START_DELAY_S, STOP_WITHIN_S, Job, preserve_orphaned, work
+from llmexp.client.worker import GOODBYE, START_DELAY_S, STOP_WITHIN_S, Job, leave_trace, work
 from llmexp.engines import async_host
 from llmexp.engines.host import Host, Talk
 from llmexp.errors import EngineError
@@ -109,7 +109,7 @@ class AsyncLLMTransport:
 
 async def serve(engine: Any, talk: async_host.Talk) -> None:
     """Serves one job in the engine's process: job in, ready out, start in, progress out (requests that have ended, and
-    when the engine last moved), at last None. When the other end hangs up, what is under way is given up."""
+    when the engine last moved), at last None. A goodbye, or that the other end is gone, ends what is under way."""
     job: Job = await talk.receive()
     with ExitStack() as stack:
         if job.claims is not None:  # alone, this worker takes every request
@@ -123,17 +123,20 @@ async def serve(engine: Any, talk: async_host.Talk) -> None:
         await transport.open(1, driver.finished)
         talk.send(_READY)
         start: float = await talk.receive()
-        stack.callback(preserve_orphaned, job, start)
-        hung_up = asyncio.get_running_loop().create_task(_stop_on_goodbye(talk, driver))
+        farewell = asyncio.get_running_loop().create_task(_farewell(talk, driver))
         append(journal, await work(job, driver, start, lambda ended, moved_s: talk.send((ended, moved_s))))
         talk.send(None)
-        hung_up.cancel()
+        if await farewell != GOODBYE:
+            leave_trace(job, start)
 
 
-async def _stop_on_goodbye(talk: async_host.Talk, driver: Driver) -> None:
+async def _farewell(talk: async_host.Talk, driver: Driver) -> Any:
+    """What the other end says last, None if it is gone; then nothing more is sent to the engine."""
+    said = None
     with suppress(EOFError, ConnectionError):
-        await talk.receive()
+        said = await talk.receive()
     driver.stop()
+    return said
 
 
 class Guest:
@@ -181,6 +184,7 @@ class Guest:
 
     def finish(self) -> None:
         with suppress(EOFError, OSError):
+            self._talk.send(GOODBYE)
             self._talk.hang_up(STOP_WITHIN_S)
             while self._talk.receive() is not None:
                 pass

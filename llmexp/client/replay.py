@@ -29,7 +29,7 @@ from llmexp.client.gather import gather
 from llmexp.client.requests import Requests
 from llmexp.client.spill import write
 from llmexp.client.stall import require_movement
-from llmexp.client.worker import READY, START, START_DELAY_S, STOP_WITHIN_S, Job
+from llmexp.client.worker import GOODBYE, OVER, READY, START, START_DELAY_S, STOP_WITHIN_S, Job
 from llmexp.engines.host import Host
 from llmexp.engines.process import ending
 from llmexp.engines.target import Target
@@ -99,7 +99,6 @@ def replay(
             Job(
                 round_index=round_index,
                 worker=k,
-                owner=os.getpid(),
                 base_url=target.base_url if isinstance(target, Target) else "",
                 api=client.api,
                 transport=client.transport,
@@ -298,10 +297,8 @@ class _Crew:
             shown = -1
             while selector.get_map():
                 for key, _ in selector.select(POLL_S):
-                    if not self._listen(key.data):
+                    if self._is_over(key.data):
                         selector.unregister(key.fileobj)
-                        if self._processes[key.data].wait():
-                            raise EngineError(self.obituary())
                 if interrupted is not None and interrupted.is_set():
                     return
                 require_movement(self._moved_s, stall_timeout_s)
@@ -313,6 +310,7 @@ class _Crew:
         """Tells those that still work to stop, and waits until they have."""
         for process in self._processes:
             assert process.stdin is not None
+            self._tell(process, GOODBYE)
             process.stdin.close()
         for process in self._processes:
             with suppress(subprocess.TimeoutExpired):
@@ -335,18 +333,21 @@ class _Crew:
             assert process.stdout is not None
             process.stdout.close()
 
-    def _listen(self, k: int) -> bool:
+    def _is_over(self, k: int) -> bool:
+        """Hears worker k, and whether it has sent everything. Raises EngineError if it is no more."""
         stdout = self._processes[k].stdout
         assert stdout is not None
         said = stdout.read(65536)
         if not said:
-            return False
+            self._processes[k].wait()
+            raise EngineError(self.obituary())
         *lines, self._said[k] = (self._said[k] + said).split(b"\n")
-        if lines:
-            ended, moved_s = lines[-1].split()
+        over = lines[-1:] == [OVER.strip()]
+        if counts := lines[:-1] if over else lines:
+            ended, moved_s = counts[-1].split()
             self._ended[k] = int(ended)
             self._moved_s = max(self._moved_s, float(moved_s))
-        return True
+        return over
 
     def _tell(self, process: subprocess.Popen[bytes], message: bytes) -> None:
         assert process.stdin is not None

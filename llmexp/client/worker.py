@@ -1,9 +1,9 @@
 """A client process (`main`): it sends its share of a round's requests and reports on them.
 
 The parent writes a pickled Job to its standard input, waits for READY, then writes when to start. It reads
-lines with the number of ended requests and the time at which the server last moved; what was measured is in the file
-`job.journal`. Closed standard input means stop: the parent interrupts, or is gone. Little is imported here, because
-each round's workers start anew.
+lines with the number of ended requests and the time at which the server last moved, at last OVER; what was measured is
+in the file `job.journal`. GOODBYE means stop, or that the journal will be read; standard input that closes without it,
+that the parent is gone. Little is imported here, because each round's workers start anew.
 """
 
 import asyncio
@@ -29,9 +29,8 @@ from llmexp.client.call import Transport
 from llmexp.client.driver import Driver
 from llmexp.client.journal import Outcome, append, preserve
 from llmexp.client.requests import Bodies, Requests
-from llmexp.liveness import has_ended
 
-READY = b"ready\n"
+READY, OVER, GOODBYE = b"ready\n", b"over\n", b"!"
 START = struct.Struct("d")
 START_DELAY_S = 0.05  # from the last worker's readiness to the round's origin
 STOP_WITHIN_S = 10.0  # a worker hands over its records
@@ -44,12 +43,11 @@ class Job:
     Closed loop: `claims` is the inherited descriptor of the file of requests to take, `places` the slots.
     Open loop: `first` and `due` are the requests that arrive by themselves and when, counted from the start,
     and `places` the cap.
-    `owner` is the process that reads the journal. If that has gone, the trace goes to the Parquet file `spill`.
+    If nobody is left to read the journal, the trace goes to the Parquet file `spill`.
     """
 
     round_index: int
     worker: int
-    owner: int
 
     base_url: str
     api: Literal["completions", "chat"]
@@ -104,11 +102,16 @@ async def _serve(job: Job, transport: Transport) -> None:
         if not message:
             raise SystemExit
         start = START.unpack(message)[0]
-        asyncio.get_running_loop().add_reader(0, driver.stop)
+        loop = asyncio.get_running_loop()
+        loop.add_reader(0, driver.stop)
         append(journal, await work(job, driver, start, lambda ended, moved_s: _say(b"%d %f\n" % (ended, moved_s))))
-        asyncio.get_running_loop().remove_reader(0)
+        loop.remove_reader(0)
     await transport.close()
-    preserve_orphaned(job, start)
+    os.set_blocking(1, True)
+    with contextlib.suppress(BrokenPipeError):
+        os.write(1, OVER)
+    if os.read(0, 1) != GOODBYE:
+        leave_trace(job, start)
 
 
 async def work(job: Job, driver: Driver, start: float, progress: Callable[[int, float], None]) -> Outcome:
@@ -127,9 +130,9 @@ async def work(job: Job, driver: Driver, start: float, progress: Callable[[int, 
     )
 
 
-def preserve_orphaned(job: Job, start: float) -> None:
-    """If the process that would read a job's journal has gone, leaves the trace in the run's folder."""
-    if job.spill is not None and has_ended(job.owner):
+def leave_trace(job: Job, start: float) -> None:
+    """Puts a journal that nobody will read into the run's folder, as a trace."""
+    if job.spill is not None:
         target = job.spill.with_suffix(f".{job.worker}{job.spill.suffix}")
         preserve(job.journal, target, round_index=job.round_index, worker=job.worker, origin=start)
 

@@ -3,6 +3,7 @@ through the front end."""
 
 from collections import deque
 from heapq import heappop, heappush
+from math import nextafter
 
 from llmexp.simulate.cost import NO_FRONT_END, FrontEnd
 from llmexp.simulate.requests import Requests
@@ -52,8 +53,8 @@ class Arrivals:
         return taken
 
     def hand_out(self, now_s: float, num_tokens: int, echoed_tokens: int) -> float:
-        """A step has ended: when its tokens are with the clients."""
-        self._send(now_s)
+        """A step has ended: when its tokens are with the clients, after the requests that were sent before."""
+        self._send(nextafter(now_s, 0.0))
         self._busy_until_s = max(self._busy_until_s, now_s)
         if num_tokens:
             front_end = self._front_end

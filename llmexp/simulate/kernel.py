@@ -670,7 +670,7 @@ def _serve(
             busy_until_s,
             request_s,
             prompt_token_s,
-            now_s,
+            np.nextafter(now_s, 0.0),
         )
         busy_until_s = max(busy_until_s, now_s)
         if num_sampled > 0:

@@ -85,6 +85,19 @@ def test_a_conversation_keeps_its_place_or_queues_again(compiled: bool) -> None:
 
 
 @both_loops
+def test_what_is_sent_as_a_step_ends_comes_in_the_order_of_the_requests(compiled: bool) -> None:
+    """The turn after request 0, which ends at 1, and request 2."""
+    requests = [
+        Request(prompt_token_ids=[1], output_tokens=1),
+        Request(prompt_token_ids=[2], output_tokens=1, after=0),
+        Request(prompt_token_ids=[3], output_tokens=1, arrival_s=1.0),
+    ]
+    result = simulate(requests, Settings(num_gpu_blocks=99, max_num_seqs=1), compiled=compiled)
+    assert result.requests["sent_s"].to_pylist() == [0.0, 1.0, 1.0]
+    assert result.requests["admitted_s"].to_pylist() == [0.0, 1.0, 2.0]
+
+
+@both_loops
 def test_the_front_end_takes_requests_in_and_hands_tokens_out_one_after_the_other(compiled: bool) -> None:
     requests = [Request(prompt_token_ids=[i], output_tokens=2) for i in range(2)]
     front_end = FrontEnd(request_s=0.25, output_s=0.5, token_s=1.0)

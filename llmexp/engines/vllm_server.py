@@ -1,6 +1,5 @@
 """vLLM's OpenAI server as a subprocess of ours, on loopback, from launch to the last of its processes."""
 
-import json
 import secrets
 import socket
 import sys
@@ -8,6 +7,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+
+import orjson
 
 from llmexp.engines import vllm
 from llmexp.engines.counters import Counters, parse
@@ -140,7 +141,7 @@ def _start(config: Config, model: Model, folder: Path, port: int, while_starting
             raise EngineError(
                 f"the engine listens at {', '.join(sorted(addresses))}, where others reach it; it was ended"
             )
-        version = json.loads(target.get("/version")).get("version")
+        version = orjson.loads(target.get("/version")).get("version")
         return VllmServer(target, vllm.facts(target.get("/metrics").decode(), version, launched), launched)
     except (OSError, ValueError) as error:
         failure = EngineError(f"the engine does not answer ({error}); its log: {launched.process.log}")
@@ -161,7 +162,7 @@ def _section(config: Config) -> VllmServerConfig:
 def _answers(target: Target) -> bool:
     try:
         target.get("/health")
-        served = json.loads(target.get("/v1/models"))
+        served = orjson.loads(target.get("/v1/models"))
     except (OSError, ValueError, EngineError):
         return False
     return any(entry.get("id") == target.model for entry in served.get("data", []))
@@ -170,7 +171,7 @@ def _answers(target: Target) -> bool:
 def reset_answer(body: bytes) -> bool | None:
     """What the answer to a reset says; None where it says nothing."""
     try:
-        return bool(json.loads(body)["success"])
+        return bool(orjson.loads(body)["success"])
     except (ValueError, KeyError, TypeError):
         return None
 

@@ -22,9 +22,9 @@ from rich.table import Table
 
 from llmexp.compose import compose
 from llmexp.engines.lease import EngineLease
+from llmexp.execute import run
 from llmexp.models import locate
 from llmexp.results import RunResult
-from llmexp.run import run
 from llmexp.schema.config import Config
 from llmexp.simulate.calibration import load, save
 from llmexp.simulate.engine import engine_of

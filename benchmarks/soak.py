@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from llmexp import tracking
 from llmexp.compose import compose
-from llmexp.run import run
+from llmexp.execute import run
 from tests.golden.server import golden_server
 
 FIELDS = {

@@ -17,7 +17,7 @@ def run(overrides: Sequence[str] = ()) -> "RunResult":
     Raises `llmexp.errors.LlmexpError`: ConfigError or WorkloadError before anything starts, EngineError later.
     """
     from llmexp.compose import compose
-    from llmexp.run import run as run_config
+    from llmexp.execute import run as run_config
 
     return run_config(compose(overrides))
 

@@ -94,10 +94,10 @@ def _single(config: "Config") -> str:
     from rich.console import Console
 
     from llmexp.engines.lease import EngineLease
+    from llmexp.execute import make
     from llmexp.prepare import prepare
     from llmexp.report.run_table import run_table, verdict
     from llmexp.resume import alone, is_complete
-    from llmexp.run import make
     from llmexp.tracking import ui_command
 
     plan = prepare(config)
@@ -132,9 +132,9 @@ def _simulated(config: "Config") -> str:
 def _of_study(config: "Config", lease: "EngineLease | None") -> str:
     """Makes what was planned, unless another process has made it by now."""
     from llmexp.engines.lease import EngineLease
+    from llmexp.execute import make
     from llmexp.prepare import prepare
     from llmexp.resume import alone, is_done
-    from llmexp.run import make
 
     lease = lease or EngineLease(keep=False)
     plan = prepare(config)

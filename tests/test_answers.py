@@ -11,9 +11,9 @@ import pytest
 from llmexp import results, rounds, tracking
 from llmexp.client.replay import Replay
 from llmexp.compose import compose
+from llmexp.execute import run
 from llmexp.measure.accuracy import accuracy
 from llmexp.results import RunResult, is_intact
-from llmexp.run import run
 from llmexp.schema.config import TrackingConfig
 from tests.golden.server import golden_server
 from tests.sources import mmlu_folder

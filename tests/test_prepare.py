@@ -1,9 +1,11 @@
 """What is settled before an engine starts: a control that is none is refused there."""
 
+import pkgutil
 from pathlib import Path
 
 import pytest
 
+import llmexp
 from llmexp import prepare as module
 from llmexp.compose import compose
 from llmexp.errors import WorkloadError
@@ -27,3 +29,8 @@ def test_a_control_is_checked_again_in_the_engines_own_blocks() -> None:
     assert account(config, sharing, None).shared_blocks == 0
     with pytest.raises(WorkloadError, match="1 blocks of 16 tokens are shared"):
         account(config, sharing, 16)
+
+
+def test_no_module_hides_a_name_of_the_library_once_it_is_imported() -> None:
+    for found in pkgutil.iter_modules(llmexp.__path__):
+        assert found.name not in llmexp.__all__

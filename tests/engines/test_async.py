@@ -17,8 +17,8 @@ from llmexp.compose import compose
 from llmexp.engines.lease import EngineLease
 from llmexp.engines.vllm_async import VllmAsync
 from llmexp.errors import EngineError
+from llmexp.execute import run
 from llmexp.results import RunResult
-from llmexp.run import run
 
 SMALL = [
     "engine=vllm_async",

@@ -10,9 +10,9 @@ from llmexp import results
 from llmexp.compose import compose
 from llmexp.engines import endpoint
 from llmexp.errors import ConfigError, EngineError, LlmexpError
+from llmexp.execute import run
 from llmexp.models import locate
 from llmexp.results import RunResult
-from llmexp.run import run
 from llmexp.schema.config import Config
 from tests.golden.server import golden_server
 

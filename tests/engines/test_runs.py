@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +16,10 @@ from llmexp.client.records import TRACE_SCHEMA
 from llmexp.compose import compose
 from llmexp.engines.lease import EngineLease
 from llmexp.errors import EngineError
+from llmexp.execute import run
 from llmexp.models import locate
 from llmexp.recording import answered
 from llmexp.results import RunResult
-from llmexp.run import run
 from llmexp.schema.config import TrackingConfig
 from llmexp.workloads import store
 from llmexp.workloads.build import build
@@ -140,18 +141,22 @@ def test_every_run_is_in_mlflow_valid_or_not(workplace: Workplace) -> None:
 
 
 def test_an_engine_that_dies_in_a_round_is_told_with_its_cause_and_loses_no_trace(workplace: Workplace) -> None:
+    folder = workplace.folder / "runs" / "death"
+
     def kill_core() -> None:
+        while not list(folder.glob("*/requests-1.parquet")):  # the first round is judged, a later one under way
+            time.sleep(0.01)
         family = psutil.Process(os.getpid()).children(recursive=True)
         (core,) = [process for process in family if "EngineCore" in " ".join(process.cmdline())]
         core.kill()
 
     workplace.run("study.name=before_death")
-    killer = threading.Timer(1.5, kill_core)
+    killer = threading.Thread(target=kill_core, daemon=True)
     killer.start()
     with pytest.raises(EngineError, match="the engine ended"):
         workplace.run("study.name=death", "rounds=200")
     killer.join()
-    died = llmexp.load_run(next((workplace.folder / "runs" / "death").iterdir()))
+    died = llmexp.load_run(next(folder.iterdir()))
     assert died.status == "failed"
     assert not died.valid
     assert len(died.rounds) >= 1

@@ -8,8 +8,8 @@ import pytest
 
 from llmexp.compose import compose
 from llmexp.engines.lease import EngineLease
+from llmexp.execute import run
 from llmexp.results import RunResult
-from llmexp.run import run
 from llmexp.simulate.measured import recorded_runs
 
 SAME = [

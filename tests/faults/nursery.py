@@ -111,7 +111,7 @@ _ALL = (
     "llmexp.analyze.study",
     "llmexp.engines.kinds",
     "llmexp.report.report",
-    "llmexp.run",
+    "llmexp.execute",
     "llmexp.study",
     "llmexp.workloads.build",
 )

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from llmexp.compose import compose
 from llmexp.errors import ResultError
+from llmexp.execute import run
 from llmexp.results import SUMMARY, load_run
-from llmexp.run import run
 from llmexp.simulate import FrontEnd, Request, Settings, StepCost, Work, simulate
 from llmexp.simulate.calibrate import durations_s, fit, fit_best, fit_roofline
 from llmexp.simulate.calibration import load

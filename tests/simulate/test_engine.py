@@ -10,9 +10,9 @@ import pytest
 from llmexp.client.records import TRACE_SCHEMA
 from llmexp.compose import compose
 from llmexp.errors import ConfigError, ResultError
+from llmexp.execute import run
 from llmexp.models import locate
 from llmexp.results import RunResult
-from llmexp.run import run
 from llmexp.simulate.calibration import CalibrationFile, Residuals, load, save
 from llmexp.simulate.engine import settings_of
 from llmexp.simulate.measured import recorded_runs

@@ -259,10 +259,12 @@ def test_an_interruption_returns_what_was_measured() -> None:
 def test_ctrl_c_spills_what_was_measured_and_leaves_no_process(tmp_path: Path) -> None:
     script = textwrap.dedent(
         """
+        import signal
         import sys
         from pathlib import Path
         from llmexp.schema.load import ClosedLoop
         from tests.client.sending import numbered, send
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # the tests may run where it is ignored
         try:
             send(sys.argv[1], numbered(10), ClosedLoop(concurrency=2), {"workers": 2},
             spill=Path(sys.argv[2]))
@@ -276,7 +278,11 @@ def test_ctrl_c_spills_what_was_measured_and_leaves_no_process(tmp_path: Path) -
         _wait_for(server, 6)
         time.sleep(0.2)
         process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 130
+        try:
+            assert process.wait(30) == 130
+        finally:
+            process.kill()
+            process.wait()
         _until(lambda: server.in_flight == 0)
     trace = pq.read_table(spill)
     assert trace["error"].to_pylist().count("interrupted") == 2

@@ -37,6 +37,8 @@ def make_run(composed: DictConfig, lease: "EngineLease | None" = None, worker: "
     in_study = HydraConfig.get().mode == RunMode.MULTIRUN
     try:
         config = resolve(composed)
+        if config.study.plan_only:
+            raise ConfigError("study.plan_only: got true, but there is a plan only of a sweep; add -m")
         if config.simulation is not None:
             return _simulated(config)
         return _of_study(config, lease) if in_study else _single(config)

@@ -4,7 +4,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import llmexp
+from llmexp.errors import ConfigError
+from llmexp.report.command import report
+from tests.analyze.synthetic import make_study
 from tests.engines.test_endpoint import SMALL
 from tests.golden.server import golden_server
 
@@ -44,3 +49,18 @@ def test_a_run_that_is_not_valid_says_why_and_ends_with_a_code_of_its_own(tmp_pa
     )
     assert shown.returncode == 0
     assert "contract_broken" in shown.stdout
+
+
+def test_a_plan_of_a_single_run_and_a_report_without_a_place_are_refused(tmp_path: Path) -> None:
+    planned = command(tmp_path, "http://127.0.0.1:1", "study.plan_only=true")
+    assert planned.returncode == 2
+    assert planned.stderr.splitlines()[-1].startswith("llmexp: study.plan_only: got true")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_report_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    make_study(tmp_path / "study", trials=1, requests=4)
+    place = tmp_path / "file"
+    place.touch()
+    with pytest.raises(ConfigError, match=r"--out: got .* which is no folder to write to"):
+        report([str(tmp_path / "study"), "--out", str(place / "below")])

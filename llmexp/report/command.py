@@ -32,6 +32,10 @@ def report(arguments: Sequence[str]) -> None:
     study = _study(options)
     own = study.folder / f"by-{options.compare}" if options.compare else study.folder
     folder = Path(options.out) if options.out else own
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--out: got {str(folder)!r}, which is no folder to write to ({error.strerror})") from None
     written = write_report(study, folder, options.compare)
     console.print(cells_table(study.compare(options.compare)))
     console.print(f"Report: {written.markdown}", highlight=False, soft_wrap=True)

@@ -207,9 +207,9 @@ class GoldenServer:
         body = _Body(writer, fault)
         body.open()
         async for token, event in self._events(seen, fault):
-            await body.write(event)
             if token:
-                seen.sent_s.append(time.monotonic())
+                seen.sent_s.append(time.monotonic())  # before, since afterwards another process may run first
+            await body.write(event)
         if fault == "stall":
             await reader.read()  # until the client gives up
             return False

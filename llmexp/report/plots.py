@@ -172,6 +172,7 @@ def throughput_curve(study: Study, comparison: Comparison, key: str) -> Plot:
             x = [number for number, _ in points]
             mean = np.array([np.mean(values) for _, values in points])
             spread = np.array([[mean[i] - min(v), max(v) - mean[i]] for i, (_, v) in enumerate(points)]).T
+            spread = spread.clip(min=0)  # the mean of equal trials may be off by a rounding
             panel.errorbar(
                 x,
                 mean,

@@ -14,7 +14,7 @@ from llmexp.errors import ConfigError
 from llmexp.report.markdown import brief
 from llmexp.report.plots import plots
 from llmexp.report.report import ReportFiles, write_report
-from llmexp.results import load_study_record, save_study
+from llmexp.results import load_run, load_study_record, save_study
 from llmexp.schema.study import Claim
 from tests.analyze.synthetic import make_study
 from tests.analyze.test_pairs import change
@@ -198,3 +198,14 @@ def test_a_report_on_another_key_answers_the_claims_of_the_study(tmp_path: Path)
     drawn = {plot.name: plot.figure for plot in plots(study, study.compare("max_num_seqs"))}
     labels = [text.get_text() for text in drawn["hit_rates"].axes[0].get_legend().get_texts()]
     assert labels == ["max_num_seqs=8: 12 rounds", "max_num_seqs=32: 12 rounds"]
+
+
+def test_trials_that_are_all_the_same_are_drawn(tmp_path: Path) -> None:
+    cells = [{"max_num_seqs": "8"}, {"max_num_seqs": "32"}]
+    record = make_study(tmp_path / "s", cells=cells, trials=3, requests=20, simulated=True)
+    for plan in record.runs:  # their mean is above every one of them
+        rounds = load_run(tmp_path / "s" / plan.name).rounds
+        same = tuple(one.model_copy(update={"measures": {"throughput_req_per_s": 0.1}}) for one in rounds)
+        change(tmp_path / "s" / plan.name, rounds=same)
+    study = load_study(tmp_path / "s")
+    assert "throughput_curve" in {plot.name for plot in plots(study, study.compare())}

@@ -18,6 +18,7 @@ import platformdirs
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from llmexp.errors import ConfigError, LlmexpError
+from llmexp.schema.accepted import explained
 from llmexp.schema.engine import ModelConfig
 
 if TYPE_CHECKING:
@@ -181,10 +182,7 @@ def _checked(file: Path, content: Mapping[str, Any], kind: type[Checked]) -> Che
     try:
         return kind.model_validate(content)
     except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"])
-        got = "" if first["type"] == "missing" else f"; got {str(first['input'])[:60]!r}"
-        raise ConfigError(f"{file}: not a model's; {key}: {first['msg']}{got}") from None
+        raise ConfigError(f"{file}: not a model's; {explained(error, kind, content)[0]}") from None
 
 
 def _from_hub(repository: str, config: ModelConfig) -> Path:

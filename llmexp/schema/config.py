@@ -2,8 +2,7 @@
 
 import difflib
 import json
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal, get_args
 
 from omegaconf import DictConfig, OmegaConf
@@ -20,12 +19,14 @@ from pydantic import (
 
 from llmexp import secrets
 from llmexp.errors import ConfigError
+from llmexp.schema.accepted import explained
 from llmexp.schema.engine import CacheConfig, EngineConfig, GpuConfig, KvConfig, ModelConfig, SchedulerConfig
 from llmexp.schema.load import ClientConfig, LoadConfig, SloConfig
-from llmexp.schema.section import FOLDER_NAME, InFlight, Section
+from llmexp.schema.section import FolderName, InFlight, Section, Words
 from llmexp.schema.simulation import SimulationConfig
 from llmexp.schema.study import StudyConfig
 from llmexp.schema.workloads import WorkloadConfig
+from llmexp.words import either
 
 
 class WarmUpConfig(Section):
@@ -45,9 +46,8 @@ class TrackingConfig(Section):
     """Where MLflow keeps the runs."""
 
     enabled: bool = Field(default=True, description="false: no MLflow; the run's folder holds everything all the same")
-    uri: str | None = Field(
+    uri: Annotated[str, Field(pattern=STORE), Words("http://HOST:PORT or the URL of a database")] | None = Field(
         default=None,
-        pattern=STORE,
         description="http://HOST:PORT of a tracking server, or a database; null: a SQLite store under `dir`",
     )
     dir: str = Field(default="mlruns", min_length=1, description="folder of the SQLite store and its artifacts")
@@ -56,13 +56,16 @@ class TrackingConfig(Section):
 
 def _from_json(value: Any) -> Any:
     # A study hands a cell over as JSON, because its keys have dots and Hydra's grammar has no such keys.
-    return json.loads(value) if isinstance(value, str) else value
+    try:
+        return json.loads(value) if isinstance(value, str) else value
+    except ValueError:
+        return value  # no mapping, which is refused as such
 
 
 class RunPlace(Section):
     """A run's place in its study; set by the study, not by hand."""
 
-    name: str | None = Field(default=None, pattern=FOLDER_NAME, max_length=200, description="its folder in the study's")
+    name: FolderName | None = Field(default=None, max_length=200, description="its folder in the study's")
     arm: str | None = Field(default=None, description="value of the key under comparison")
     cell: Annotated[dict[str, str], BeforeValidator(_from_json)] = Field(
         default_factory=dict, description="values of the other swept keys"
@@ -146,71 +149,7 @@ def validate(composed: DictConfig) -> Config:
     try:
         return Config.model_validate(values)
     except ValidationError as error:
-        raise ConfigError("\n".join(_explained(error, values))) from None
-
-
-_WORDED = ("value_error", "extra_forbidden", "missing")  # kinds of errors that name no accepted value
-_SHOWN_CHARACTERS = 80
-_UNITS = {"%": 0.01, "k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9, "t": 1e12, "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12}
-_UNITS |= {f"{letter}{end}": 1024.0**power for power, letter in enumerate("kmgt", 1) for end in ("i", "ib")}
-
-
-def _explained(error: ValidationError, values: Any) -> list[str]:
-    """A line a key, plain keys first; a key that only passes on another's wrong value is left out."""
-    first: dict[tuple[str, str], str] = {}
-    lines: dict[str, str] = {}
-    for item in sorted(error.errors(), key=lambda item: len(item["loc"])):
-        key = _key(item, values)
-        if first.setdefault((repr(item["input"]), item["msg"]), key) != key:
-            continue
-        if key in lines and item["type"] not in _WORDED:  # what another member of a union accepts
-            lines[key] += f", or {_accepted(item)}"
-        else:
-            lines.setdefault(key, _line(key, item))
-    return list(lines.values())
-
-
-def _key(error: Any, values: Any) -> str:
-    """The dotted key of an error, without the names of a union's members, which users do not write."""
-    parts = []
-    for i, part in enumerate(error["loc"]):
-        inside = part in values if isinstance(values, Mapping) else isinstance(values, list) and isinstance(part, int)
-        if inside:
-            values = values[part]
-        if inside or (error["type"] == "missing" and i == len(error["loc"]) - 1):
-            parts.append(str(part))
-    return ".".join(parts) or "config"
-
-
-def _line(key: str, error: Any) -> str:
-    if error["type"] == "value_error":
-        return str(error["ctx"]["error"])
-    if error["type"] == "extra_forbidden":
-        return f"{key}: {no_such_key(key)}"
-    if error["type"] == "missing":
-        return f"{key}: it needs to be set"
-    got = repr(error["input"])
-    if len(got) > _SHOWN_CHARACTERS:
-        got = f"{got[:_SHOWN_CHARACTERS]}… ({len(got)} characters)"
-    return f"{key}: got {got}; accepted is {_accepted(error)}{_without_unit(error)}"
-
-
-def _accepted(error: Any) -> str:
-    text = str(error["msg"]).removeprefix("Input should be ").partition(", unable to parse")[0]
-    text = text.replace("String should have", "text of").replace("String should match pattern", "text of the pattern")
-    return (
-        text.replace("a valid integer", "an integer")
-        .replace("a valid tuple", "a list, such as [8,16]")
-        .replace("a valid ", "a ")
-    )
-
-
-def _without_unit(error: Any) -> str:
-    """A hint for a number with a unit, such as 1k, 4GiB or 5%."""
-    found = re.fullmatch(r"(\d+\.?\d*|\.\d+)\s*([A-Za-z%]+)", str(error["input"]))
-    if not found or not error["type"].startswith(("int_", "float_")) or found[2].lower() not in _UNITS:
-        return ""
-    return f", written out: {float(found[1]) * _UNITS[found[2].lower()]:.15g}"
+        raise ConfigError("\n".join(explained(error, Config, values, no_such_key))) from None
 
 
 def no_such_key(key: str) -> str:
@@ -220,7 +159,7 @@ def no_such_key(key: str) -> str:
         return f"it takes the name of a file, as in {key}=NAME; its keys are set one by one, as in {key}.KEY=VALUE"
     owners = [kind for kind, section in _kinds(group) if key in keys(section, f"{group}.")]
     if owners:
-        return f"no key of this {group}; it is one of the kind {' or '.join(owners)}"
+        return f"no key of this {group}; it is one of the kind {either(owners)}"
     return f"no such key{nearest(key, list(keys()))}"
 
 
@@ -244,4 +183,4 @@ def keys(section: type[BaseModel] = Config, prefix: str = "") -> Iterator[str]:
 def nearest(value: str, options: list[str]) -> str:
     """`; did you mean …?` for a mistyped option, or nothing where none is near."""
     near = difflib.get_close_matches(value, sorted(set(options)), n=3, cutoff=0.6)
-    return f"; did you mean {' or '.join(near)}?" if near else ""
+    return f"; did you mean {either(near)}?" if near else ""

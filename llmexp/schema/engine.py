@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
-from llmexp.schema.section import Bytes, Section, Tokens
+from llmexp.schema.section import Bytes, Identifier, Section, Tokens, Words
 
 Dtype = Literal["auto", "float32", "float16", "bfloat16"]
 
@@ -14,8 +14,8 @@ class ModelConfig(Section):
 
     name: str = Field(description="short name, used in tables")
     path: str | None = Field(default=None, description="model folder, or a Hub id")
-    package: str | None = Field(
-        default=None, pattern=r"^[A-Za-z_]\w*$", description="installed Python package that holds the weights as GGUF"
+    package: Identifier | None = Field(
+        default=None, description="installed Python package that holds the weights as GGUF"
     )
     hub_id: str | None = Field(default=None, description="repository on the Hugging Face Hub")
     revision: str | None = Field(default=None, description="commit or tag of the Hub repository")
@@ -74,9 +74,10 @@ def _as_text(value: Any) -> Any:
     return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
-ArgumentName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
-VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
-VariableValue = Annotated[str, BeforeValidator(_as_text), Field(pattern=r"^[^\x00]*$")]
+ArgumentName = Annotated[
+    str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"), Words("a name of letters, digits and _ . -, no sign first")
+]
+VariableValue = Annotated[str, BeforeValidator(_as_text), Field(pattern=r"^[^\x00]*$"), Words("text or a number")]
 
 
 class _Engine(Section):
@@ -101,7 +102,7 @@ class OwnVllm(_Engine):
     args: dict[ArgumentName, str | int | float | bool | None] = Field(
         default_factory=dict, description="further arguments by vLLM's names, e.g. engine.args.swap_space=0"
     )
-    env: dict[VariableName, VariableValue] = Field(
+    env: dict[Identifier, VariableValue] = Field(
         default_factory=dict, description="further environment variables of the engine; secrets are to be exported"
     )
     record_steps: bool = Field(default=False, description="keep what each engine step computed, and its time")
@@ -126,9 +127,7 @@ class Endpoint(_Engine):
     kind: Literal["endpoint"] = "endpoint"
     url: str = Field(description="http://HOST:PORT or https://HOST")
     model: str | None = Field(default=None, description="the name that it serves; null: the only one there")
-    api_key_env: str | None = Field(
-        default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", description="environment variable that holds the key"
-    )
+    api_key_env: Identifier | None = Field(default=None, description="environment variable that holds the key")
 
 
 class Simulator(Section):

@@ -1,11 +1,22 @@
 """The common ground of every config section: frozen, strict about types and unknown keys, and documented."""
 
+from dataclasses import dataclass
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-# One folder, below the one that it is put into: letters, digits and . _ + -, no dot in front.
+
+@dataclass(frozen=True)
+class Words:
+    """What a pattern accepts, as messages say it."""
+
+    said: str
+
+
+# One folder, below the one that it is put into: no dot in front.
 FOLDER_NAME = r"^[A-Za-z0-9][A-Za-z0-9._+-]*$"
+FolderName = Annotated[str, Field(pattern=FOLDER_NAME), Words("a name of letters, digits and . _ + -, no sign first")]
+Identifier = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$"), Words("a name of letters, digits and _")]
 
 # Bounds that no sensible run comes near, so that a slip of the hand ends in a message and not in the machine's memory.
 MOST_REQUESTS = 10_000_000

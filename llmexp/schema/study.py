@@ -5,16 +5,16 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, PositiveInt, model_validator
 
-from llmexp.schema.section import FOLDER_NAME, Section
+from llmexp.schema.section import FolderName, Section, Words
 
 
 def _swept_value(value: Any) -> Any:
     if isinstance(value, bool):
-        raise ValueError(f'YAML read this as the boolean {value}; quote it, such as "on", "off" or "true"')
+        raise ValueError(f'YAML read this as the boolean {str(value).lower()}; quote it, such as "on", "off" or "true"')
     return str(value) if isinstance(value, int | float) else value
 
 
-SweptValue = Annotated[str, BeforeValidator(_swept_value)]  # as written on the command line
+SweptValue = Annotated[str, BeforeValidator(_swept_value), Words("text or a number")]  # as written on the command line
 
 
 class Claim(Section):
@@ -45,9 +45,8 @@ class Claim(Section):
 class StudyConfig(Section):
     """All runs that answer one question."""
 
-    name: str | None = Field(
+    name: FolderName | None = Field(
         None,
-        pattern=FOLDER_NAME,
         max_length=100,
         description="name of the study and of its folder, by which it is resumed; null: the time of its start",
     )

@@ -53,12 +53,7 @@ def _shape(lengths: Any) -> Any:
 
 Lengths = Annotated[
     Annotated[Tokens, Tag("fixed")] | Annotated[Uniform, Tag("uniform")] | Annotated[LogNormal, Tag("lognormal")],
-    Discriminator(
-        _shape,
-        custom_error_type="lengths",
-        custom_error_message="a number, {distribution: uniform, min, max} or "
-        "{distribution: lognormal, median, sigma, min, max} is accepted",
-    ),
+    Discriminator(_shape),
 ]
 Zipf = Annotated[NonNegativeFloat, Field(description="Zipf exponent of prefix popularity; 0: all alike")]
 Reuse = Annotated[

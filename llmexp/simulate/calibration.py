@@ -1,11 +1,13 @@
 """A calibration as a file: what an engine's steps cost, which engine that was, and how well the fit holds."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from llmexp.errors import ConfigError
+from llmexp.schema.accepted import explained
 from llmexp.simulate.cost import FrontEnd, StepCost, Work
 
 
@@ -83,12 +85,12 @@ def save(calibration: CalibrationFile, path: Path) -> None:
 def load(path: str | Path) -> CalibrationFile:
     """Reads a file that `llmexp calibrate` wrote. Raises ConfigError that says what is wrong with it."""
     try:
-        return CalibrationFile.model_validate_json(Path(path).read_bytes())
+        content = json.loads(Path(path).read_bytes())
+        return CalibrationFile.model_validate(content)
     except OSError as error:
         raise ConfigError(f"engine.calibration: got {str(path)!r}, which cannot be read ({error.strerror})") from None
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the file"
-        raise ConfigError(
-            f"engine.calibration: got {str(path)!r}, which `llmexp calibrate` did not write ({where}: {first['msg']})"
-        ) from None
+        wrong = explained(error, CalibrationFile, content)[0]
+    except (ValueError, RecursionError) as error:
+        wrong = f"not JSON: {error}"
+    raise ConfigError(f"engine.calibration: got {str(path)!r}, which `llmexp calibrate` did not write ({wrong})")

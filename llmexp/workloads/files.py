@@ -11,6 +11,7 @@ import orjson
 from pydantic import ValidationError
 
 from llmexp.errors import WorkloadError
+from llmexp.schema.accepted import explained
 from llmexp.schema.section import Section
 
 Line = TypeVar("Line", bound=Section)
@@ -121,10 +122,7 @@ def parse(place: str, value: Any, kind: type[Line], strict: bool = True) -> Line
     try:
         return kind.model_validate(value, strict=strict)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        got = "" if first["type"] == "missing" else f"; got {shown(str(first['input']))!r}"
-        raise WorkloadError(f"{place}: {where + ': ' if where else ''}{first['msg']}{got}") from None
+        raise WorkloadError(f"{place}: {explained(error, kind, value)[0]}") from None
 
 
 def shown(text: str) -> str:

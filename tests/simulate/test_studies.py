@@ -152,7 +152,11 @@ def test_what_a_folder_holds_is_not_overwritten(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("overrides", "error", "message"),
     [
-        (["experiment=paged_memory", "simulation.block_sizes=[0]"], ConfigError, r"simulation\.block_sizes\.0: got 0"),
+        (
+            ["experiment=paged_memory", "simulation.block_sizes=[0]"],
+            ConfigError,
+            r"simulation\.block_sizes\[0\]: got 0",
+        ),
         (["experiment=paged_memory", "simulation.block_sizes=8"], ConfigError, r"got 8; accepted is a list"),
         (["experiment=block_size", "simulation.capacity_tokens=[99]"], ConfigError, "num_gpu_blocks=13 gives 12"),
         (["experiment=paged_memory", "simulation.blocks=8"], ConfigError, r"simulation\.blocks: no such key"),

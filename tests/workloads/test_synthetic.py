@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from llmexp.errors import WorkloadError
+from llmexp.schema.accepted import explained
 from llmexp.schema.workloads import LogNormal, SharedPrefix, Uniform, UniquePrefix
 from llmexp.workloads.audit import audit
 from llmexp.workloads.build import build
@@ -148,13 +149,16 @@ def test_prompts_take_numpy_indices() -> None:
     ("lengths", "message"),
     [
         ({"distribution": "uniform", "min": 9, "max": 3}, "from min=9 to max=3: the one is above"),
-        ({"distribution": "normal", "mean": 9}, "lognormal, median, sigma, min, max} is accepted"),
-        (0, "greater than 0"),
-        ("many", "valid integer"),
+        (
+            {"distribution": "normal", "mean": 9},
+            "suffix_tokens.distribution: got 'normal'; accepted is uniform or lognormal",
+        ),
+        (0, "suffix_tokens: got 0; accepted is an integer from 1 to 536870911, or {distribution: uniform, min, max}"),
+        ("many", "suffix_tokens: got 'many'; accepted is an integer"),
     ],
 )
 def test_wrong_lengths_are_told_once(lengths: object, message: str) -> None:
     with pytest.raises(ValidationError) as caught:
         SharedPrefix.model_validate({"suffix_tokens": lengths})
-    (error,) = caught.value.errors()
-    assert message in error["msg"]
+    (line,) = explained(caught.value, SharedPrefix, {"suffix_tokens": lengths})
+    assert message in line

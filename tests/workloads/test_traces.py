@@ -83,7 +83,7 @@ def test_scaling_keeps_the_blocks(
         (request(5, 9, [1], output=-1), "t.jsonl:1: output_length"),
         (request(5, 513, [1]), "t.jsonl:1: 1 hash_ids for input_length=513; blocks of 512 tokens make 2"),
         (request(5, 9, [1]) + "{broken\n", "t.jsonl:2: not JSON"),
-        ('{"timestamp": 1}\n', "t.jsonl:1: input_length: Field required"),
+        ('{"timestamp": 1}\n', "t.jsonl:1: input_length: it needs to be set"),
         ("[1, 2]\n", "t.jsonl:1: "),
     ],
 )

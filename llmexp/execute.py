@@ -40,6 +40,8 @@ def make(plan: Preparation, lease: EngineLease) -> RunResult:
     An engine that finds too little memory to start is a result too, of status "refused", with what it lacked.
     A failure or interruption is raised again once everything measured until then is on disk and in MLflow.
     """
+    if plan.config.tracking.enabled:
+        tracking.require_version()
     try:
         return _made(plan, lease)
     except OSError as error:

@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import functools
+import importlib.metadata
 import logging
 import os
 import re
@@ -26,6 +27,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 STATUS = {"complete": "FINISHED", "refused": "FINISHED", "failed": "FAILED", "killed": "KILLED"}
+OLDEST = "3.10"
 _LONGEST_TAG = 5000
 TOLD_LATER = "The next llmexp command with this store tells it, or: python -m llmexp doctor --mend"
 # What MLflow's errors hold, and what that means to a user.
@@ -63,11 +65,23 @@ def ui_command(config: TrackingConfig) -> str:
     return f"mlflow ui --backend-store-uri {store_uri(config)}"
 
 
+def require_version() -> None:
+    """Refuses an MLflow that we do not know how to use, which pip does not keep anybody from. Raises ConfigError."""
+    version = importlib.metadata.version("mlflow")
+    found = re.match(r"(\d+)\.(\d+)", version)
+    if found and (int(found[1]), int(found[2])) < tuple(map(int, OLDEST.split("."))):
+        raise ConfigError(
+            f"tracking: this Python has MLflow {version}; {OLDEST} or newer is needed: pip install 'mlflow>={OLDEST}', "
+            "or set tracking.enabled=false"
+        )
+
+
 def open_store(config: TrackingConfig) -> tuple["MlflowClient", str]:
     """A client and the experiment's id. A new SQLite store is made by one process while others wait.
 
     Raises ConfigError if there can be no such store, TrackingError if it cannot be written or reached now.
     """
+    require_version()
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
     os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")

@@ -12,7 +12,7 @@ from llmexp.client.records import TRACE_SCHEMA
 from llmexp.compose import compose
 from llmexp.errors import ConfigError, TrackingError
 from llmexp.results import RoundResult, RunResult, load_run, save_run
-from llmexp.schema.config import Config
+from llmexp.schema.config import Config, TrackingConfig
 
 
 def config(folder: Path, *overrides: str) -> Config:
@@ -142,6 +142,21 @@ def test_processes_share_a_fresh_store(tmp_path: Path) -> None:
     assert len(said) == 1
     client, experiment = tracking.open_store(config(tmp_path).tracking.model_copy(update={"dir": str(tmp_path)}))
     assert len(client.search_runs([experiment])) == 4
+
+
+@pytest.mark.parametrize(
+    ("version", "taken"), [("2.22.5", False), ("3.9.0", False), ("3.10.0rc1", True), ("4.0", True)]
+)
+def test_an_mlflow_that_is_too_old_is_refused_before_anything_starts(
+    version: str, taken: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.metadata.version", lambda name: version)
+    if taken:
+        tracking.require_version()
+        return
+    with pytest.raises(ConfigError, match=f"MLflow {version}; 3.10 or newer is needed"):
+        tracking.open_store(TrackingConfig(dir=str(tmp_path / "mlruns")))
+    assert not (tmp_path / "mlruns").exists()
 
 
 def test_a_store_that_cannot_be_written_is_named() -> None:

@@ -7,10 +7,12 @@ from collections.abc import Callable
 import hydra
 
 from llmexp import interrupt
+from llmexp.arguments import require_options_of_hydra
 from llmexp.compose import conf_dir, open_keys, plain_words
-from llmexp.errors import LlmexpError, storage_error
+from llmexp.errors import ConfigError, LlmexpError, storage_error
 from llmexp.schema.config import register_defaults
 from llmexp.task import end_with, make_run
+from llmexp.words import either, nearest
 
 
 def main() -> None:
@@ -22,6 +24,10 @@ def main() -> None:
     try:
         if arguments and arguments[0] in _COMMANDS:
             _COMMANDS[arguments[0]](arguments[1:])
+        elif arguments and arguments[0].isidentifier():
+            known = nearest(arguments[0], _COMMANDS)
+            accepted = f"accepted is KEY=VALUE, or a command: {either(_COMMANDS)}"
+            raise ConfigError(f"{arguments[0]}: no such command; {accepted}{known}")
         else:
             _experiment(arguments)
     except LlmexpError as error:
@@ -42,6 +48,7 @@ def _experiment(arguments: list[str]) -> None:
         print_help()
         return
     interrupt.install()
+    require_options_of_hydra(arguments)
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come up to `main`, which words them
     sys.argv[1:] = open_keys(arguments)
     register_defaults()

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from llmexp import models
+from llmexp.arguments import Arguments
 from llmexp.compose import compose
 from llmexp.errors import ConfigError
 from llmexp.measure.limits import kv_bytes_per_token
@@ -18,7 +19,7 @@ def audit(arguments: Sequence[str]) -> None:
 
     Raises ConfigError or WorkloadError.
     """
-    options, overrides = _parser().parse_known_args(arguments)
+    options, overrides = _parser().with_overrides(arguments)
     config = compose(overrides)
     model = models.locate(config.model)
     workload = build(config.workload, model)
@@ -32,8 +33,8 @@ def audit(arguments: Sequence[str]) -> None:
     report(workload, block_sizes, options.capacities, out, concurrency, kv_bytes_per_token(config, model.config))
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> Arguments:
+    parser = Arguments(
         prog="llmexp audit",
         usage="llmexp audit [--block-sizes N …] [--capacities TOKENS …] [--out FOLDER] KEY=VALUE …",
         description="What prefix caching can do for the workload of a run with these overrides: a table, "

@@ -10,7 +10,8 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from llmexp import hardware, secrets
 from llmexp.errors import ConfigError
-from llmexp.schema.config import Config, nearest, no_such_key, register_defaults, validate
+from llmexp.schema.config import Config, no_secret, no_such_key, register_defaults, validate
+from llmexp.words import either, nearest
 
 _SIMULATED_GPU = "h100"
 
@@ -41,14 +42,38 @@ def compose(overrides: Sequence[str]) -> Config:
 def open_keys(overrides: Sequence[str]) -> list[str]:
     """Lets `engine.args.NAME=` and `engine.env.NAME=` add keys, which Hydra asks a `+` for.
 
-    Raises ConfigError for a key that holds a secret, before anybody can quote it, and for a list of a group's files.
+    Raises ConfigError for a key that is named like a secret, before anybody can quote its value, and for a group with
+    anything but names of its files.
     """
-    if reason := secrets.in_overrides(overrides):
-        raise ConfigError(reason)
-    for override in overrides:
-        if (several := re.match(r"(\w+)=(\[.*)", override)) and (conf_dir() / several[1]).is_dir():
-            raise ConfigError(f"{several[1]}: got {several[2]}, a list; a group takes one name (-m makes a study)")
-    return [re.sub(r"^(?=engine\.(args|env)\.)", "++", override) for override in overrides]
+    if key := secrets.named_in_overrides(overrides):
+        raise ConfigError(no_secret(key))
+    return [re.sub(r"^(?=engine\.(args|env)\.)", "++", _of_a_group(override)) for override in overrides]
+
+
+def _of_a_group(override: str) -> str:
+    """An override as it is; one of a group without what Hydra does not need there: a `+`, and quotes."""
+    group, equals, value = override.lstrip("+").partition("=")
+    if not equals or not group.isidentifier() or not (conf_dir() / group).is_dir():
+        return override
+    if value.startswith("["):
+        raise ConfigError(f"{group}: got {value}, a list; a group takes one name (-m makes a study)")
+    plain = re.sub(r"""(['"])(\w+)\1""", r"\2", value)
+    for name in re.findall(r"[^\s,()]+", plain):
+        if re.fullmatch(r"(?i)true|false|null|[\d.]+", name):  # which Hydra takes for no text
+            raise ConfigError(_no_file(group, name, [file.stem for file in (conf_dir() / group).glob("*.yaml")]))
+    return f"{group}={plain}"
+
+
+_MEANT = {"true": "on", "yes": "on", "false": "off", "no": "off"}
+
+
+def _no_file(group: str, name: str, options: Sequence[str]) -> str:
+    """What to say of a name that is none of a group's."""
+    meant = _MEANT.get(name.lower())
+    hint = f"; did you mean {meant}?" if meant in options else nearest(name, options)
+    if group == "model" and not hint:
+        hint = f"; any other is model.path={name if '/' in name else 'OWNER/' + name}"
+    return f"{group}: got {name!r}; accepted is {either(sorted(options))}{hint}"
 
 
 def resolve(composed: DictConfig) -> Config:
@@ -96,11 +121,7 @@ def plain_words() -> Iterator[None]:
         group, _, value = error.missing_cfg_file.partition("/")
         if not (conf_dir() / group).is_dir():  # one of Hydra's own
             group, _, value = error.missing_cfg_file.rpartition("/")
-        options = [str(option) for option in error.options or ()]
-        path = f"; any other is model.path={value if '/' in value else 'OWNER/' + value}" if group == "model" else ""
-        raise ConfigError(
-            f"{group}: got {value!r}; accepted is {', '.join(options)}{nearest(value, options) or path}"
-        ) from None
+        raise ConfigError(_no_file(group, value, [str(option) for option in error.options or ()])) from None
     except ConfigCompositionException as error:
         unknown = re.search(r"Could not override '([^']+)'", str(error))
         cause = error.__cause__
@@ -122,6 +143,8 @@ def plain_words() -> Iterator[None]:
             raise
         raise ConfigError(f"no file of the config has so long a name: {error.filename}") from None
     except ValueError as error:
-        if "Config group override" not in str(error):
+        if "in defaults" not in str(error):
             raise
-        raise ConfigError("a group takes the name of one of its files, not null, true or a number") from None
+        raise ConfigError(
+            'a file of the config has defaults with an unquoted on, off, true or number; quote it, as in cache: "on"'
+        ) from None

@@ -1,6 +1,5 @@
 """`llmexp doctor`: whether this machine has what a run needs, what earlier ones have left, and how to mend each."""
 
-import argparse
 import importlib.metadata
 import importlib.util
 import os
@@ -21,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from llmexp import hardware, tracking
+from llmexp.arguments import Arguments
 from llmexp.compose import compose
 from llmexp.engines import devices, vllm
 from llmexp.errors import ConfigError, LlmexpError
@@ -46,7 +46,7 @@ class Finding:
 
 def doctor(arguments: Sequence[str]) -> int:
     """Prints the findings; returns the exit code, 1 if something keeps runs from being made."""
-    parser = argparse.ArgumentParser(prog="llmexp doctor", description=__doc__)
+    parser = Arguments(prog="llmexp doctor", description=__doc__)
     parser.add_argument("--mend", action="store_true", help="close the MLflow runs of processes that have ended")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="the config to look at, as for a run")
     asked = parser.parse_args(arguments)

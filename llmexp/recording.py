@@ -1,6 +1,5 @@
 """`llmexp record`: conversations with the answers that an engine gives, so that every arm is sent the same."""
 
-import argparse
 import json
 import shutil
 import tempfile
@@ -10,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from llmexp import models
+from llmexp.arguments import Arguments
 from llmexp.compose import compose
 from llmexp.engines.engine import Engine
 from llmexp.engines.kinds import kind_of
@@ -32,7 +32,7 @@ def record(arguments: Sequence[str]) -> None:
 
     Raises ConfigError or WorkloadError before the engine starts, EngineError after.
     """
-    options, overrides = _parser().parse_known_args(arguments)
+    options, overrides = _parser().with_overrides(arguments)
     config, out = compose(overrides), Path(options.out)
     _require_recordable(config, out)
     model = models.locate(config.model)
@@ -90,8 +90,8 @@ def _require_recordable(config: Config, out: Path) -> None:
     kind_of(config).check(config, True)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> Arguments:
+    parser = Arguments(
         prog="llmexp record",
         usage="llmexp record [--out FILE] workload=multi_turn KEY=VALUE …",
         description="Has an engine answer conversations, turn by turn, and keeps them for replays.",

@@ -1,7 +1,7 @@
 """What must never be kept or shown: keys, tokens and passwords.
 
 Secrets reach llmexp and its engines by the environment alone. A config is kept with every run, so one that holds a
-secret is refused (`in_overrides`, `in_settings`); and what others say, in errors and logs, is cleaned of those that the
+secret is refused (`named_in`, `held_in`); and what others say, in errors and logs, is cleaned of those that the
 environment holds (`redacted`, `mask_file`).
 """
 
@@ -56,40 +56,39 @@ def mask_file(path: Path) -> None:
                 handle.write(b"*" * len(secret))
 
 
-def in_overrides(overrides: Sequence[str]) -> str | None:
-    """Why a command line cannot be kept: the first key that names a secret, with what to do instead; None if none."""
+def named_in_overrides(overrides: Sequence[str]) -> str | None:
+    """The first key on a command line that names a secret; None if none does."""
     for override in overrides:
         key, equals, value = override.lstrip("+~").partition("=")
         if equals and is_secret(key) and value not in ("", "null"):
-            return _advice(key)
+            return key
     return None
 
 
-def in_settings(settings: Mapping[str, Any]) -> str | None:
-    """Why a config cannot be kept: the first key that names or holds a secret; None if none."""
+def named_in(settings: Mapping[str, Any]) -> str | None:
+    """The first key of a config that names a secret; None if none does."""
+    return next((key for key, value in _leaves(settings, "") if is_secret(key) and value not in (None, "")), None)
+
+
+def held_in(settings: Mapping[str, Any]) -> str | None:
+    """Why a config cannot be kept: the first key whose value holds a secret; None if none does."""
     known = of_environment()
     for key, value in _leaves(settings, ""):
-        if is_secret(key) and value not in (None, ""):
-            return _advice(key)
         if not isinstance(value, str):
             continue
         for name, secret in known.items():
             if secret in value:
-                return f"{key}: holds the value of the environment variable {name}; {_KEPT}"
+                return f"{key}: holds the value of the environment variable {name}; {KEPT}"
         if _of_url(value):
-            return f"{key}: holds a user or password in a URL; {_KEPT}: {_ELSEWHERE}"
+            return f"{key}: holds a user or password in a URL; {KEPT}: {_ELSEWHERE}"
     return None
 
 
-_KEPT = "a config is kept with every run, so it takes no secret"
+KEPT = "a config is kept with every run, so it takes no secret"
 _ELSEWHERE = (
     "for an endpoint set engine.api_key_env; for MLflow export MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, "
     "or for its database what that client reads, such as PGPASSWORD"
 )
-
-
-def _advice(key: str) -> str:
-    return f"{key}: {_KEPT}; export it as a variable of the environment, which the engine inherits"
 
 
 def _of_url(value: str) -> bool:

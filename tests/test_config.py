@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from llmexp.compose import compose, conf_dir
+from llmexp.compose import compose, conf_dir, open_keys
 from llmexp.errors import ConfigError, LlmexpError
 from llmexp.prepare import prepare
 from llmexp.schema.config import keys
@@ -20,7 +20,13 @@ TINY = ["model=tiny_random", "gpu=cpu", "tracking=off"]
     [
         ("max_num_seqs=0", ["max_num_seqs: got 0; accepted is an integer from 1 to 65536"]),
         ("max_num_seqs=many", ["max_num_seqs", "'many'", "integer"]),
-        ("cache=onn", ["cache", "'onn'", "off, on, salted", "did you mean on"]),
+        ("cache=onn", ["cache: got 'onn'; accepted is off, on or salted; did you mean on"]),
+        ("cache=ON", ["cache: got 'ON'; accepted is off, on or salted; did you mean on?"]),
+        ("cache=true", ["cache: got 'true'; accepted is off, on or salted; did you mean on?"]),
+        ("cache=False", ["cache: got 'False'; accepted is off, on or salted; did you mean off?"]),
+        ("cache=yes", ["cache: got 'yes'; accepted is off, on or salted; did you mean on?"]),
+        ("cache=null", ["cache: got 'null'; accepted is off, on or salted"]),
+        ("engine=3", ["engine: got '3'; accepted is endpoint, simulator, vllm_async or vllm_server"]),
         ("gpu=h201", ["gpu", "'h201'", "did you mean h200"]),
         ("max_num_seq=4", ["max_num_seq:", "did you mean max_num_seqs"]),
         ("workload.num_request=4", ["workload.num_request:", "did you mean workload.num_requests"]),
@@ -160,6 +166,53 @@ def test_on_and_off_are_words_not_booleans() -> None:
     for name in ("on", "off"):
         assert yaml.safe_load((conf_dir() / "cache" / f"{name}.yaml").read_text())["name"] == name
         assert compose([*TINY, f"cache={name}"]).cache.name == name
+
+
+@pytest.mark.parametrize("spelling", ["on", "'on'", '"on"'])
+def test_a_group_is_named_with_quotes_or_without(spelling: str) -> None:
+    assert compose([*TINY, f"cache={spelling}"]).cache.name == "on"
+    (sweep,) = open_keys([f"cache={spelling},off"])
+    assert sweep == "cache=on,off"
+
+
+def test_an_unquoted_on_in_a_file_is_explained(tmp_path: Path) -> None:
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").write_text("# @package _global_\ndefaults:\n  - override /cache: on\n")
+    said = refused(tmp_path, "--config-dir", str(tmp_path), "+experiment=mine", *TINY)
+    assert said[0].startswith("llmexp: a file of the config has defaults with an unquoted on") and len(said) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["dcotor"],
+            "dcotor: no such command; accepted is KEY=VALUE, or a command: report, … did you mean doctor?",
+        ),
+        (["max_num_seqs"], "max_num_seqs: no such command; accepted is KEY=VALUE, or"),
+        (["--multirunn", "cache=on,off"], "--multirunn: no such option; did you mean --multirun"),
+        (["cache=on", "--foo=3"], "--foo: no such option"),
+        (["--cfg"], "argument --cfg/-c: expected one argument"),
+        (["audit", "--capacity", "5"], "--capacity: no such option; did you mean --capacities?"),
+        (["doctor", "--fix"], "--fix: no such option"),
+        (["record", "--put=x"], "--put: no such option; did you mean --out?"),
+        (["calibrate", "--termz", "a"], "--termz: no such option; did you mean --terms?"),
+        (["report", "--compre", "a"], "--compre: no such option; did you mean --compare?"),
+        (["report"], "one of the arguments folder --mlflow-experiment is required"),
+        (["-m", "cache=true,off"], "cache: got 'true'; accepted is off, on or salted; did you mean on?"),
+    ],
+)
+def test_a_wrong_command_or_option_is_told_in_a_line(arguments: list[str], message: str, tmp_path: Path) -> None:
+    (line,) = refused(tmp_path, *arguments)
+    start, _, end = message.partition(" … ")
+    assert line.startswith(f"llmexp: {start}") and end in line
+
+
+def refused(folder: Path, *arguments: str) -> list[str]:
+    """The lines that the command writes as it refuses its input."""
+    done = subprocess.run([sys.executable, "-m", "llmexp", *arguments], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 2, done.stderr
+    return (done.stdout + done.stderr).splitlines()
 
 
 def test_what_was_found_is_shown_cut(tmp_path: Path) -> None:

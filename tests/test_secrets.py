@@ -71,6 +71,14 @@ def test_a_config_takes_no_secret(override: str, monkeypatch: pytest.MonkeyPatch
     assert override.strip("'+").partition("=")[0] in str(error.value)
 
 
+@pytest.mark.parametrize("override", ["scheduler.max_num_batched_token", "+scheduler.max_num_batched_token"])
+def test_a_mistyped_key_that_looks_like_a_secrets_is_told_without_its_value(override: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        compose([*TINY, f"{override}={CANARY}"])
+    said = "scheduler.max_num_batched_token: no such key; did you mean scheduler.max_num_batched_tokens?"
+    assert str(error.value).startswith(said) and "CANARY" not in str(error.value)
+
+
 def test_messages_hold_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOME_API_KEY", CANARY)
     said = f"http://me:pw12@host said {CANARY}, 'Authorization': 'Bearer abcdefgh' and Bearer abcdefgh"

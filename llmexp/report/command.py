@@ -8,6 +8,7 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from llmexp.analyze.study import Study, from_mlflow, load_study
+from llmexp.arguments import Arguments
 from llmexp.errors import ConfigError
 from llmexp.report.report import write_report
 from llmexp.report.run_table import run_table, verdict
@@ -53,8 +54,8 @@ def _study(options: argparse.Namespace) -> Study:
     return from_mlflow(options.mlflow_experiment, uri, options.study, options.out)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="llmexp report", description="The report of a study that has run.")
+def _parser() -> Arguments:
+    parser = Arguments(prog="llmexp report", description="The report of a study that has run.")
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("folder", nargs="?", help="the folder of a study, such as runs/NAME, or of a run")
     source.add_argument("--mlflow-experiment", metavar="NAME", help="take study and runs from MLflow")

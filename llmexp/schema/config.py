@@ -1,6 +1,5 @@
 """The whole config of one run, and how YAML becomes it."""
 
-import difflib
 import json
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, get_args
@@ -26,7 +25,7 @@ from llmexp.schema.section import FolderName, InFlight, Section, Words
 from llmexp.schema.simulation import SimulationConfig
 from llmexp.schema.study import StudyConfig
 from llmexp.schema.workloads import WorkloadConfig
-from llmexp.words import either
+from llmexp.words import either, nearest
 
 
 class WarmUpConfig(Section):
@@ -144,7 +143,9 @@ def validate(composed: DictConfig) -> Config:
         raise ConfigError(f"{key}: this choice of {key.partition('.')[0]} needs it set") from None
     except OmegaConfBaseException as error:
         raise ConfigError(f"{error.full_key or 'config'}: {str(error).splitlines()[0]}") from None
-    if reason := secrets.in_settings(values):
+    if (named := secrets.named_in(values)) is not None:
+        raise ConfigError(no_secret(named))
+    if reason := secrets.held_in(values):
         raise ConfigError(reason)
     try:
         return Config.model_validate(values)
@@ -160,7 +161,18 @@ def no_such_key(key: str) -> str:
     owners = [kind for kind, section in _kinds(group) if key in keys(section, f"{group}.")]
     if owners:
         return f"no key of this {group}; it is one of the kind {either(owners)}"
-    return f"no such key{nearest(key, list(keys()))}"
+    return f"no such key{nearest(key, keys())}"
+
+
+def no_secret(key: str) -> str:
+    """What to say of a key that is named like a secret, without its value: no key of ours is one, only those that a
+    user may add."""
+    if key.startswith(_OPEN):
+        return f"{key}: {secrets.KEPT}; export it as a variable of the environment, which the engine inherits"
+    return f"{key}: {no_such_key(key)} (its value is not shown; a secret is exported, not given by a key)"
+
+
+_OPEN = ("engine.args.", "engine.env.", "hydra.")
 
 
 def _kinds(group: str) -> Iterator[tuple[str, type[Section]]]:
@@ -178,9 +190,3 @@ def keys(section: type[BaseModel] = Config, prefix: str = "") -> Iterator[str]:
         for kind in {field.annotation, *get_args(field.annotation)}:
             if isinstance(kind, type) and issubclass(kind, Section):
                 yield from keys(kind, f"{prefix}{name}.")
-
-
-def nearest(value: str, options: list[str]) -> str:
-    """`; did you mean …?` for a mistyped option, or nothing where none is near."""
-    near = difflib.get_close_matches(value, sorted(set(options)), n=3, cutoff=0.6)
-    return f"; did you mean {either(near)}?" if near else ""

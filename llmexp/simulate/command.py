@@ -1,6 +1,5 @@
 """`llmexp calibrate`: what an engine's steps cost, from runs that recorded them."""
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,6 +8,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from llmexp.arguments import Arguments
 from llmexp.simulate.calibrate import TERMS
 from llmexp.simulate.calibration import CalibrationFile, save
 from llmexp.simulate.measured import calibrated, recorded_runs
@@ -112,8 +112,8 @@ def _residuals(calibration: CalibrationFile) -> Table:
     return table
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> Arguments:
+    parser = Arguments(
         prog="llmexp calibrate",
         description="Fits the simulator's step cost to runs of a real engine with engine.record_steps=true.",
     )

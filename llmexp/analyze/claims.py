@@ -63,17 +63,23 @@ def answer_claims(comparison: Comparison, claims: Sequence[Claim]) -> tuple[Answ
 
     A claim holds if it holds in every covered cell (intersection-union test: the largest p value), and
     falls if it falls in any (the smallest, times the number of cells). One-sided p values are doubled, so
-    that a claim about one cell is decided exactly where the interval leaves the threshold.
+    that a claim about one cell is decided exactly where the interval leaves the threshold. What is the same in every
+    trial needs no test, and among the others it would loosen the control of what is uncertain.
     """
     drafts = [_draft(comparison, claim) for claim in claims]
-    tested = [i for i, draft in enumerate(drafts) if draft.p is not None]
+    tested = [i for i, draft in enumerate(drafts) if draft.p is not None and any(row.varies for row in draft.evidence)]
     adjusted = stats.false_discovery_control([drafts[i].p for i in tested]) if tested else []
-    for i, q in zip(tested, adjusted, strict=True):
-        decided = q <= 1 - comparison.confidence
-        outcome = drafts[i].outcome if decided else "undecided"
-        reason = drafts[i].reason if decided else "the interval leaves both open"
-        drafts[i] = replace(drafts[i], outcome=outcome, reason=reason, q=float(q))
-    return tuple(drafts)
+    q_values = dict(zip(tested, map(float, adjusted), strict=True))
+    return tuple(
+        _decided(draft, q_values.get(i, draft.p), comparison.confidence, q_values.get(i))
+        for i, draft in enumerate(drafts)
+    )
+
+
+def _decided(draft: Answer, p: float | None, confidence: float, q: float | None) -> Answer:
+    if p is None or p <= 1 - confidence:
+        return replace(draft, q=q)
+    return replace(draft, outcome="undecided", reason="the interval leaves both open", q=q)
 
 
 def _draft(comparison: Comparison, claim: Claim) -> Answer:
@@ -81,7 +87,7 @@ def _draft(comparison: Comparison, claim: Claim) -> Answer:
     rows = tuple(row for row in comparison.rows if row.measure == claim.measure and _covers(claim, row, comparison))
     if not rows:
         return Answer(claim, "undecided", "no valid pair of runs has this measure there", ())
-    if not all(row.replicated for row in rows):
+    if not all(row.replicated or row.deterministic for row in rows):
         few = min(row.trials for row in rows)
         return Answer(
             claim,
@@ -89,11 +95,12 @@ def _draft(comparison: Comparison, claim: Claim) -> Answer:
             f"not replicated: {few} of the {intervals.MIN_TRIALS} valid pairs that it needs",
             rows,
         )
+    of_model = ", the same in every trial of the simulation" if all(row.deterministic for row in rows) else ""
     holds, falls = np.array([_p_values(claim, row, comparison.margin) for row in rows]).T
     p_holds, p_falls = float(min(1, 2 * holds.max())), float(min(1, 2 * falls.min() * len(rows)))
     if p_holds <= p_falls:
-        return Answer(claim, "supported", "in every cell that it covers", rows, p_holds)
-    return Answer(claim, "refuted", "in at least one cell that it covers", rows, p_falls)
+        return Answer(claim, "supported", f"in every cell that it covers{of_model}", rows, p_holds)
+    return Answer(claim, "refuted", f"in at least one cell that it covers{of_model}", rows, p_falls)
 
 
 def _covers(claim: Claim, row: Effect, comparison: Comparison) -> bool:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Literal, cast
 
 import numpy as np
@@ -10,14 +11,23 @@ from scipy import stats
 
 from llmexp.analyze import intervals, power
 from llmexp.analyze.intervals import MIN_TRIALS, Array, Scale
-from llmexp.analyze.pairs import Cell, Excluded, Pairing, in_design_order, measure_values, place
+from llmexp.analyze.pairs import (
+    Cell,
+    Excluded,
+    Pairing,
+    cell_label,
+    in_design_order,
+    measure_values,
+    place,
+    short_names,
+)
 from llmexp.measure.catalog import MEASURES
 from llmexp.results import PlannedRun, RunResult, StudyRecord
 
 if TYPE_CHECKING:
     import pandas as pd
 
-Verdict = Literal["improves", "regresses", "equivalent", "inconclusive"]
+Verdict = Literal["improves", "regresses", "equivalent", "inconclusive", "deterministic"]
 
 RATIO_MEASURES = ("throughput_", "ttft_", "tpot_", "itl_", "e2e_", "duration_")
 
@@ -31,6 +41,9 @@ class Effect:
     trials and are None below 3 trials; the bootstrap of trials, then rounds, stands beside it and decides
     nothing. p and q values are None where no test was made. `verdict` is None for measures of which neither
     direction is better.
+
+    A simulation's trials differ in nothing but what they send: its intervals are over workloads, and an effect that
+    is the same in all of them is `deterministic`. It has no interval and no test, since repeating it shows nothing.
     """
 
     cell: Cell
@@ -45,6 +58,7 @@ class Effect:
     per_trial: tuple[float, ...]
     trials: int
     planned_trials: int
+    simulated: bool
     baseline_mean: float
     treatment_mean: float
     verdict: Verdict | None
@@ -65,6 +79,11 @@ class Effect:
     def varies(self) -> bool:
         """Whether trials differ. Counted effects may be the same in all (hits, failures), to rounding."""
         return bool(np.ptp(self.per_trial) > 1e-9 * max(1.0, abs(self.estimate)))
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether a simulation gave the same in every one of several trials."""
+        return self.simulated and self.trials > 1 and not self.varies
 
     def effects(self) -> Array:
         """Per-trial effects on the scale of the tests: log ratios or differences, shape `(trials,)`."""
@@ -121,6 +140,23 @@ class Comparison:
     def level(self, cell: Cell, arm: str | None) -> Level | None:
         """What `arm` measured in `cell`."""
         return next((one for one in self.levels if (one.cell, one.arm) == (cell, arm)), None)
+
+    @cached_property
+    def common(self) -> Cell:
+        """The keys that have the same value in every cell, with it."""
+        cells = [level.cell for level in self.levels]
+        return {key: value for key, value in cells[0].items() if all(cell.get(key) == value for cell in cells)}
+
+    @cached_property
+    def names(self) -> Mapping[str, str]:
+        """The shortest name of every swept key."""
+        return short_names([*([self.factor] if self.factor else []), *(key for one in self.levels for key in one.cell)])
+
+    def label(self, cell: Cell) -> str:
+        """A cell by what tells it from the others, under the shortest names: `num_requests=64 order=sorted`."""
+        telling = {self.names[key]: value for key, value in cell.items() if key not in self.common}
+        alone = all(level.cell == self.common for level in self.levels)
+        return cell_label(telling or ({} if alone else cell))
 
     def to_pandas(self) -> "pd.DataFrame":
         """One line a row, the cell's keys as columns in front."""
@@ -228,10 +264,13 @@ def _effect(
         per_trial=tuple(_shown(value, scale) for value in effects),
         trials=n,
         planned_trials=pairing.planned,
+        simulated=pairing.simulated,
         baseline_mean=float(base_means.mean()),
         treatment_mean=float(other_means.mean()),
         verdict="inconclusive" if known and known.better else None,
     )
+    if row.deterministic:
+        return replace(row, verdict="deterministic" if row.verdict else None)
     if n >= 2:
         low, high = intervals.hierarchical_bootstrap(baseline, treatment, scale, confidence)
         row = replace(row, bootstrap_low=_shown(low, scale), bootstrap_high=_shown(high, scale))

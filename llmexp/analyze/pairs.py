@@ -44,10 +44,33 @@ class Pairing:
     refused: tuple[str, ...]
     shortage: str | None = None
 
+    @property
+    def simulated(self) -> bool:
+        """Whether its runs were simulated: no pair is of both kinds."""
+        return any(pair.baseline.simulated for pair in self.pairs)
+
 
 def cell_label(cell: Cell) -> str:
     """`max_num_seqs=128 workload.order=sorted`, or `all` where nothing but the arm was swept."""
     return " ".join(f"{key}={value}" for key, value in cell.items()) or "all"
+
+
+def short_names(keys: Iterable[str]) -> dict[str, str]:
+    """The shortest ends of dotted keys that still tell them apart: `num_requests` for `workload.num_requests`."""
+    parts = {key: key.split(".") for key in keys}
+
+    def end(key: str, length: int) -> str:
+        return ".".join(parts[key][-length:])
+
+    return {
+        key: next(
+            end(key, length)
+            for length in range(1, len(parts[key]) + 1)
+            if length == len(parts[key])
+            or all(end(other, length) != end(key, length) for other in parts if other != key)
+        )
+        for key in parts
+    }
 
 
 def shortage(run: RunResult) -> str:

@@ -3,7 +3,10 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from llmexp.analyze.compare import Comparison, Level
+from llmexp.analyze.intervals import MIN_TRIALS, t_interval
 from llmexp.analyze.pairs import cell_label, shortage
 from llmexp.analyze.study import Study
 from llmexp.report.blocks import filled, section
@@ -72,8 +75,8 @@ def engine_table(comparison: Comparison, found: Sequence[Place]) -> list[str]:
         "steps": lambda place: place.mean("engine_steps", whole),
         "tokens a step": lambda place: place.mean("tokens_per_step", whole),
         "queue mean (ms)": lambda place: place.mean("queue_ms_mean"),
-        "queue p50 (ms)": lambda place: _queue(place, 50),
-        "queue p95 (ms)": lambda place: _queue(place, 95),
+        "queue p50 (ms)": lambda place: queue(place, 50),
+        "queue p95 (ms)": lambda place: queue(place, 95),
         "throughput (req/s)": lambda place: place.mean("throughput_req_per_s"),
         "TTFT p50 (ms)": lambda place: place.mean("ttft_ms_p50"),
         "e2e p95 (ms)": lambda place: place.mean("e2e_ms_p95"),
@@ -92,13 +95,15 @@ def engine_table(comparison: Comparison, found: Sequence[Place]) -> list[str]:
 
 def device_section(study: Study, comparison: Comparison) -> list[str]:
     """How near to the hardware's limit each arm came, and what energy and money it took; nothing where unknown."""
+    found = [place for place in places(study, comparison.levels) if place.runs]
+    several = any(_gpus(place) > 1 for place in found)
     columns: dict[str, Callable[[Place], str]] = {
         "least time (s)": lambda place: place.mean("limit_s"),
         "prefill (s)": lambda place: place.mean("limit_prefill_s"),
         "decode (s)": lambda place: place.mean("limit_decode_s"),
         "all-reduce (s)": lambda place: place.mean("limit_all_reduce_s"),
         "reached": lambda place: place.mean("limit_share", share),
-        "req/s a GPU": lambda place: place.mean("throughput_req_per_s_per_gpu") if _gpus(place) > 1 else "-",
+        "req/s a GPU": lambda place: place.mean("throughput_req_per_s_per_gpu") if several else "-",
         "power (W)": lambda place: place.mean("gpu_power_w_mean", whole),
         "J a request": lambda place: place.mean("energy_j_per_request"),
         "J an output token": lambda place: place.mean("energy_j_per_output_token"),
@@ -108,7 +113,6 @@ def device_section(study: Study, comparison: Comparison) -> list[str]:
         "throttled": lambda place: place.mean("gpu_throttled_share", share),
         "cost of 1M tokens": lambda place: place.mean("cost_per_million_tokens"),
     }
-    found = [place for place in places(study, comparison.levels) if place.runs]
     if not found or all(text(place) == "-" for text in columns.values() for place in found):
         return []
     note = (
@@ -161,6 +165,19 @@ def whole(value: float | None) -> str:
     return "-" if value is None else f"{value:,.0f}"
 
 
+def level(place: Place, measure: str, confidence: float) -> str:
+    """A measure's mean over trials, with its t interval where there are enough: `388 (380 to 396)`; of two trials both;
+    the mean alone where trials do not differ."""
+    trials = place.level.measures.get(measure, ())
+    shown = place.mean(measure)
+    if len(trials) < 2 or np.ptp(trials) <= 1e-9 * abs(np.mean(trials)):
+        return shown
+    if len(trials) < MIN_TRIALS:
+        return f"{shown} ({' and '.join(map(number, trials))})"
+    low, high = t_interval(np.array(trials), confidence)
+    return f"{shown} ({number(float(low))} to {number(float(high))})"
+
+
 def gib(value: float | None) -> str:
     """Bytes in GiB; `-` for None."""
     return "-" if value is None else f"{value / 2**30:.2f}"
@@ -171,13 +188,13 @@ def _table(comparison: Comparison, found: Sequence[Place], columns: Mapping[str,
     header = ["cell", *([str(comparison.factor)] if named else []), *columns]
     lines = [
         [
-            cell_label(place.level.cell),
+            comparison.label(place.level.cell),
             *([place.level.arm] if named else []),
             *(text(place) for text in columns.values()),
         ]
         for place in found
     ]
-    if named and {line[0] for line in lines} == {cell_label({})}:  # the arm says it all
+    if named and len({line[0] for line in lines}) == 1:  # the arm says it all
         header, lines = header[1:], [line[1:] for line in lines]
     return filled(header, lines)
 
@@ -199,7 +216,7 @@ def _hit_rate(place: Place) -> str:
     return f"{rate:.3f} of {place.bound:.3f}" if place.bound else f"{rate:.3f}"
 
 
-def _queue(place: Place, q: int) -> str:
+def queue(place: Place, q: int) -> str:
     """The bounds between which a percentile of the queue time lies in every valid round, or itself where known."""
     if (mean := place.level.mean(f"queue_ms_p{q}")) is not None:
         return number(mean)

@@ -26,7 +26,9 @@ from llmexp.report.table import (
     amount,
     caption,
     interval,
+    legend,
     number,
+    over,
     ratio,
     simulated,
     to_markdown,
@@ -76,6 +78,7 @@ def _head(study: Study, comparison: Comparison) -> Iterator[str]:
     yield f"# {simulated(comparison)}{comparison.study}{about}"
     if "simulated" in comparison.kinds:
         yield "**These numbers come from a model of an engine, not from a measurement.**"
+    yield legend(comparison)
     if study.search:
         yield f"**Found: {study.search.found}.**"
     if not comparison.factor:
@@ -98,7 +101,7 @@ def _claims(answers: Sequence[Answer], comparison: Comparison) -> Iterator[str]:
             claim_text(answer.claim),
             f"**{answer.outcome}**",
             answer.reason,
-            _evidence(answer.evidence),
+            _evidence(answer.evidence, comparison),
             number(answer.q, 2),
         )
         for answer in answers
@@ -112,21 +115,22 @@ def _claims(answers: Sequence[Answer], comparison: Comparison) -> Iterator[str]:
     yield from section("Claims", [table(("claim", "answer", "why", "evidence", "q"), lines), note])
 
 
-def _evidence(rows: Sequence[Effect]) -> str:
+def _evidence(rows: Sequence[Effect], comparison: Comparison) -> str:
     return "; ".join(
-        f"{row.arm}, {cell_label(row.cell)}: {amount(row.estimate, row)} ({interval(row)}, n={row.trials})"
+        f"{row.arm}, {comparison.label(row.cell)}: {amount(row.estimate, row)} ({interval(row)}, n={row.trials})"
         for row in rows
     )
 
 
 def _sensitivity(comparison: Comparison) -> Iterator[str]:
     """What the study could have seen: the noise between launches, and the effects and trials that follow."""
-    rows = [row for row in comparison.rows if row.measure in HEADLINES and row.detectable is not None]
+    replicated = [row for row in comparison.rows if row.detectable is not None and not row.simulated]
+    rows = [row for row in replicated if row.measure in HEADLINES]
     if not rows:
         return
     lines = [
         (
-            cell_label(row.cell),
+            comparison.label(row.cell),
             row.arm,
             HEADLINES[row.measure],
             f"{ratio(1 / row.noise_floor)} to {ratio(row.noise_floor)}" if row.noise_floor else "-",
@@ -157,7 +161,7 @@ def _requests(effects: Sequence[RequestEffect], comparison: Comparison) -> Itera
         return
     lines = [
         (
-            cell_label(one.cell),
+            comparison.label(one.cell),
             one.arm,
             LATENCY_NAMES[one.measure],
             one.statistic,
@@ -185,7 +189,7 @@ def _questions(pairs: Sequence[PairAnswers], comparison: Comparison) -> Iterator
         both = pair.agreement
         lines.append(
             (
-                cell_label(pair.cell),
+                comparison.label(pair.cell),
                 pair.arm,
                 str(pair.trial),
                 f"{both.same} of {both.n}",
@@ -206,7 +210,7 @@ def _questions(pairs: Sequence[PairAnswers], comparison: Comparison) -> Iterator
         "test asks whether the questions that only one of the two gets right fall to either equally often; it is made "
         "for each pair by itself, not adjusted over pairs, and no verdict rests on it."
     )
-    yield from section("Answers", [table(header, lines), note, *_differing(pairs)])
+    yield from section("Answers", [table(header, lines), note, *_differing(pairs, comparison)])
 
 
 def _accuracy(right: int, n: int) -> str:
@@ -214,12 +218,12 @@ def _accuracy(right: int, n: int) -> str:
     return f"{number(found.value)} ({number(found.low)} to {number(found.high)})"
 
 
-def _differing(pairs: Sequence[PairAnswers]) -> Iterator[str]:
+def _differing(pairs: Sequence[PairAnswers], comparison: Comparison) -> Iterator[str]:
     for pair in pairs:
         names = pair.agreement.differing
         if names:
             rest = f", and {len(names) - _MOST_NAMES} more in report.json" if len(names) > _MOST_NAMES else ""
-            where = f"{pair.arm}, {cell_label(pair.cell)}, trial {pair.trial}"
+            where = f"{pair.arm}, {comparison.label(pair.cell)}, trial {pair.trial}"
             title = f"{where}: {count(len(names), 'question')} answered differently"
             listed = ", ".join(f"`{name}`" for name in names[:_MOST_NAMES])
             yield folded(title, f"{listed}{rest}")
@@ -251,14 +255,14 @@ def _every_measure(comparison: Comparison) -> Iterator[str]:
             f"{comparison.baseline}",
             pairing.arm,
             "effect",
-            f"{comparison.confidence:.0%} interval",
+            f"{comparison.confidence:.0%} interval{over(comparison)}",
             "bootstrap",
             "pairs",
             "q",
             "q equivalent",
             "verdict",
         )
-        title = f"{comparison.factor}={pairing.arm}, {cell_label(pairing.cell)}"
+        title = f"{comparison.factor}={pairing.arm}, {comparison.label(pairing.cell)}"
         yield folded(title, table(header, lines))
 
 
@@ -279,7 +283,7 @@ def _runs(study: Study, comparison: Comparison) -> Iterator[str]:
         parts.append("What memory there was for the KV cache of those that did not start:")
         parts.append(table(("run", "found"), [(one.run, "; ".join(one.reasons)) for one in short]))
     refused = [
-        (cell_label(pairing.cell), pairing.arm, reason)
+        (comparison.label(pairing.cell), pairing.arm, reason)
         for pairing in comparison.pairings
         for reason in pairing.refused
         if pairing.shortage is None
@@ -295,7 +299,13 @@ def _method(comparison: Comparison) -> list[str]:
         return ["Levels are means over the valid rounds of a run, then over trials."]
     sure, rate = f"{comparison.confidence:.0%}", f"{1 - comparison.confidence:.0%}"
     tested = f"{count(comparison.tested, 'comparison')} {'was' if comparison.tested == 1 else 'were'} tested together"
+    simulation = (
+        "A simulation is determined by its config and by what is sent: trials differ in the workload's seed alone. An "
+        "effect that is the same in all of them is called deterministic, without interval or test, since repeating it "
+        "shows nothing; other intervals are over workloads. What the launch of a real engine adds, none of them knows."
+    )
     return [
+        *([simulation] if "simulated" in comparison.kinds else []),
         "A pair is two valid runs of the same cell and trial that sent the same requests. Its effect is the log ratio "
         "of the arms' means over valid rounds, or their difference for measures that may be 0. The estimate is the "
         f"mean over trials; the interval is Student's t at {sure} over trials, from {MIN_TRIALS} trials on. The "
@@ -303,7 +313,7 @@ def _method(comparison: Comparison) -> list[str]:
         f"{tested}: every measure with a better direction, in every cell and arm with {MIN_TRIALS} pairs or more. "
         f"Verdicts hold the false discovery rate at {rate} (Benjamini-Hochberg), among differences and among "
         f"equivalences (two one-sided tests within {comparison.margin:.0%}; for a difference, of the baseline's mean, "
-        "and at least of one unit). An effect within the margin is equivalent even if it is not 0. An effect that is "
+        "and at least of one unit). An effect within the margin is equivalent even if it is not 0. A count that is "
         "the same in every trial is exact and needs no test. Intervals are not adjusted for the number of comparisons, "
         "so one may exclude 1 beside the verdict `inconclusive`.",
     ]

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from llmexp.analyze.compare import Comparison, Effect, Level
-from llmexp.analyze.pairs import Cell, Pairing, cell_label, place
+from llmexp.analyze.pairs import Pairing, place
 from llmexp.analyze.requests import LATENCIES, latencies
 from llmexp.analyze.study import Study
 from llmexp.report.pressure import pressure_plot
@@ -21,19 +21,25 @@ from llmexp.report.style import (
     VERDICT_MARKS,
     Plot,
     colour,
+    curve,
+    curve_marks,
     is_number,
     line,
     marked_axis,
     marker,
     titled,
+    wrapped,
 )
-from llmexp.report.table import HEADLINES, LATENCY_NAMES
+from llmexp.report.table import HEADLINES, LATENCY_NAMES, over
+from llmexp.report.tensor_parallel import KEY, RATIOS, floor_plot
 from llmexp.results import TRACE, RunResult
 from llmexp.words import count
 
 MOST_CELLS = 8
 MOST_PANELS = 4
 MOST_REQUESTS = 128
+MOST_ROWS = 40
+_LABEL = 44  # characters of a row's label in a line
 
 _T = TypeVar("_T")
 
@@ -46,203 +52,254 @@ def plots(study: Study, comparison: Comparison) -> Iterator[Plot]:
         for level in comparison.levels
     ]
     traced = [(level, found) for level, found in traced if found]
-    if any(row.measure in HEADLINES for row in comparison.rows):
-        yield effect_by_cell(comparison)
+    measures = RATIOS if comparison.factor == KEY else HEADLINES
+    measures = {name: title for name, title in measures.items() if any(row.measure == name for row in comparison.rows)}
+    if measures:
+        yield effect_by_cell(comparison, measures)
     if traced:
         yield latency_distributions(comparison, traced)
     key = numeric_key(study, comparison)
     if key and not study.search and any("throughput_req_per_s" in level.measures for level in comparison.levels):
-        yield throughput_curve(study, comparison, key)
-    if counted := _counted_hits(study, comparison.factor):
+        yield throughput_curve(comparison, key)
+    if counted := _counted_hits(study, comparison):
         yield hit_rates(comparison, counted)
-    for extra in (pressure_plot(study, comparison), search_plot(study, comparison)):
+    for extra in (pressure_plot(study, comparison), search_plot(study, comparison), floor_plot(study, comparison)):
         if extra is not None:
             yield extra
     if traced:
         yield timeline(comparison, traced)
 
 
-def effect_by_cell(comparison: Comparison) -> Plot:
-    """Ratio to the baseline with its interval, one line per cell and arm, one panel per measure."""
+def effect_by_cell(comparison: Comparison, measures: Mapping[str, str]) -> Plot:
+    """Ratio to the baseline with its interval, one line per cell and arm, one panel per measure (name to title)."""
     lines = [pairing for pairing in comparison.pairings if pairing.pairs]
     arms = list(dict.fromkeys(pairing.arm for pairing in lines))
-    figure = Figure(figsize=(10, 1.9 + 0.45 * len(lines)), layout="constrained")
-    panels = figure.subplots(1, len(HEADLINES), sharey=True, squeeze=False)[0]
+    labels = [_line_label(comparison, pairing, len(arms) > 1) for pairing in lines]
+    columns = min(len(measures), 4)
+    rows = -(-len(measures) // columns)
+    tall = 0.75 + 0.16 * sum(1.6 + label.count("\n") for label in labels)
+    figure = Figure(figsize=(12 if columns > 3 else 10, 1.1 + rows * tall), layout="constrained")
+    panels = figure.subplots(rows, columns, sharey=True, squeeze=False).ravel()
     low, high = 1 / (1 + comparison.margin), 1 + comparison.margin
-    for panel, (measure, name) in zip(panels, HEADLINES.items(), strict=True):
+    longest = max(len(part) for label in labels for part in label.splitlines())
+    room = max(3, int((figure.get_size_inches()[0] - 0.075 * longest) / columns / 0.42))
+    for panel, (measure, name) in zip(panels, measures.items(), strict=False):
         found = [(y, comparison.row(measure, pairing.cell, pairing.arm)) for y, pairing in enumerate(lines)]
-        rows = [(y, row) for y, row in found if row is not None]
-        for y, row in rows:
-            _draw_effect(panel, row, y)
-        edges = [edge for _, row in rows for edge in (*row.per_trial, row.low, row.high) if edge is not None]
+        drawn = [(y, row) for y, row in found if row is not None]
+        edges = [edge for _, row in drawn for edge in (*row.per_trial, row.low, row.high) if edge is not None]
+        _ratio_axis(panel, min([low, *edges]), max([high, *edges]), room)
+        for y, row in found:
+            if row is not None:
+                _draw_effect(panel, row, y)
+            else:
+                panel.text(
+                    0.5, y, "too few requests", transform=panel.get_yaxis_transform(), ha="center", va="center",
+                    fontsize=7, color="0.4",
+                )  # fmt: skip
         panel.axvline(1, color="black", linewidth=0.8)
         panel.axvspan(low, high, facecolor="none", edgecolor="0.75", hatch="///", linewidth=0)
-        _ratio_axis(panel, min([low, *edges]), max([high, *edges]))
-        panel.set_title(name if rows else f"{name}: no data", fontsize=10)
-        panel.set_xlabel(f"ratio to {comparison.baseline}")
+        panel.set_title(name, fontsize=10)
+        panel.set_xlabel(f"ratio to {comparison.baseline}", fontsize=9)
+        panel.tick_params(axis="x", labelsize=8)
         panel.grid(axis="x", color="0.9", linewidth=0.6)
         panel.set_axisbelow(True)
-    labels = [f"{_line_label(pairing, len(arms) > 1)} (n={len(pairing.pairs)})" for pairing in lines]
-    panels[0].set_yticks(range(len(lines)), labels, fontsize=8)
+    for panel in panels[len(measures) :]:
+        panel.set_visible(False)
+    panels[0].set_yticks(range(len(lines)), labels)
+    for panel in panels[::columns]:
+        panel.tick_params(axis="y", labelsize=8)
     panels[0].set_ylim(len(lines) - 0.5, -0.5)
-    sure = f"{comparison.confidence:.0%}"
+    shown = {row.verdict for row in comparison.rows if row.measure in measures}
+    uncertain = any(row.replicated for row in comparison.rows)
+    bar = f"bar: {comparison.confidence:.0%} t interval{over(comparison)} (from 3 trials on), " if uncertain else ""
+    meanings = {
+        "improves": "up improves",
+        "regresses": "down regresses",
+        "equivalent": "square equivalent",
+        "inconclusive": "open circle inconclusive",
+        "deterministic": "diamond deterministic: simulated, the same in every trial",
+    }
     caption = (
-        f"Mark: mean effect over n trials, bar: {sure} t interval (none below 3 trials), ticks: single trials. "
-        f"Hatched: within {comparison.margin:.0%}, equivalent. Mark by verdict: up improves, down regresses, "
-        "square equivalent, open circle inconclusive."
+        f"Mark: mean effect over n trials, {bar}ticks: single trials. Hatched: within "
+        f"{comparison.margin:.0%}, equivalent. Mark by verdict: "
+        f"{', '.join(text for verdict, text in meanings.items() if verdict in shown)}."
     )
     which = f"={' and '.join(arms)}" if len(arms) < 4 else ""
     title = f"Effect of {comparison.factor}{which} by cell"
     return titled("effect_by_cell", title, caption, comparison, figure)
 
 
-def _line_label(pairing: Pairing, with_arm: bool) -> str:
-    """Arm and cell, as far as there is more than one of each."""
-    parts = [*([pairing.arm] if with_arm else []), *([cell_label(pairing.cell)] if pairing.cell else [])]
-    return ", ".join(parts) or cell_label(pairing.cell)
+def _line_label(comparison: Comparison, pairing: Pairing, with_arm: bool) -> str:
+    """Arm and cell, as far as there is more than one of each, with the number of pairs."""
+    label = comparison.label(pairing.cell)
+    parts = [*([pairing.arm] if with_arm else []), *([label] if label != "all" or not with_arm else [])]
+    return wrapped(f"{', '.join(parts)} (n={len(pairing.pairs)})", _LABEL)
 
 
 def latency_distributions(comparison: Comparison, traced: Sequence[tuple[Level, Sequence[RunResult]]]) -> Plot:
     """Cumulative distributions of TTFT and e2e latency, one row of panels per cell, one line per arm."""
-    cells = _cells(level for level, _ in traced)
-    shown = list(cells)[:MOST_CELLS]
+    cells = _cells(comparison, [level for level, _ in traced])
+    shown = cells[:MOST_CELLS]
     arms = _arms(comparison)
-    figure = Figure(figsize=(10, 1.4 + 2.3 * len(shown)), layout="constrained")
+    figure = Figure(figsize=(10, 1.8 + 2.2 * len(shown)), layout="constrained")
     grid = figure.subplots(len(shown), len(LATENCIES), squeeze=False)
+    totals: dict[str, int] = {}
     for label, panels in zip(shown, grid, strict=True):
+        of_cell = [(level, runs) for level, runs in traced if comparison.label(level.cell) == label]
         for panel, measure in zip(panels, LATENCIES, strict=True):
-            for level, runs in traced:
-                if cell_label(level.cell) != label:
-                    continue
+            for level, runs in of_cell:
                 style = arms.index(level.arm)
                 samples = [_completed(run, measure) for run in runs]
                 for sample in samples if len(samples) > 1 else []:
                     panel.step(*_ecdf(sample), color=colour(style), linewidth=0.5, alpha=0.35, where="post")
                 pooled = np.concatenate(samples)
-                name = f"{_arm_label(comparison, level.arm)} ({len(pooled)} requests, {count(len(runs), 'trial')})"
+                totals[level.arm] = totals.get(level.arm, 0) + (len(pooled) if measure == next(iter(LATENCIES)) else 0)
                 panel.step(
                     *_ecdf(pooled),
                     color=colour(style),
                     linestyle=line(style),
                     where="post",
-                    label=name,
+                    label=_arm_label(comparison, level.arm),
                     linewidth=1.6,
                 )
-            panel.set_xlabel(f"{LATENCY_NAMES[measure]} (ms)")
-            panel.set_ylabel("share of requests")
+            panel.set_xlabel(f"{LATENCY_NAMES[measure]} (ms)", fontsize=9)
+            panel.set_ylabel("share of requests", fontsize=9)
             panel.set_ylim(0, 1.02)
-            panel.set_title(label if len(cells) > 1 else LATENCY_NAMES[measure], fontsize=9)
+            panel.tick_params(labelsize=8)
+            if len(cells) > 1:
+                panel.set_title(wrapped(label, 60), fontsize=8)
             panel.grid(color="0.92", linewidth=0.6)
-            panel.legend(fontsize=7, loc="lower right")
     left_out = f" The first {len(shown)} of {len(cells)} cells." if len(cells) > len(shown) else ""
+    numbers = sorted({*totals.values()})
+    counted = " to ".join(f"{number:,}" for number in dict.fromkeys((numbers[0], numbers[-1])))
     caption = (
-        "Thick: completed requests of all valid rounds and trials together; thin: single trials, which show how much "
-        f"launches differ. Times count from when a request was due.{left_out}"
+        f"Thick: completed requests of all valid rounds and trials together, {counted} an arm; thin: single trials, "
+        f"which show how much {'workloads' if over(comparison) else 'launches'} differ. Times count from when a "
+        f"request was due.{left_out}"
     )
-    return titled("latency_distributions", "TTFT and e2e latency of every request", caption, comparison, figure)
+    return titled(
+        "latency_distributions",
+        "TTFT and e2e latency of every request",
+        caption,
+        comparison,
+        figure,
+        list(grid.ravel()),
+    )
 
 
 def numeric_key(study: Study, comparison: Comparison) -> str | None:
-    """The swept key that a throughput curve can run over: numbers, two or more; of cells rather than arms."""
-    swept = study.swept
-    keys = [key for key in swept if key != comparison.factor] + ([comparison.factor] if comparison.factor else [])
-    return next((key for key in keys if len(swept[key]) > 1 and all(map(is_number, swept[key]))), None)
+    """The swept key that a throughput curve can run over: numbers, two or more of them wherever the other keys are
+    alike; of cells rather than arms."""
+    keys = [key for key in study.swept if key != comparison.factor]
+    for key in [*keys, *([comparison.factor] if comparison.factor else [])]:
+        if all(map(is_number, study.swept[key])):
+            curves: dict[tuple[tuple[str, str], ...], set[str]] = {}
+            for level in comparison.levels:
+                values = _values(comparison, level)
+                curves.setdefault(tuple(item for item in values.items() if item[0] != key), set()).add(values[key])
+            if all(len(of_curve) > 1 for of_curve in curves.values()):
+                return key
+    return None
 
 
-def throughput_curve(study: Study, comparison: Comparison, key: str) -> Plot:
+def _values(comparison: Comparison, level: Level) -> dict[str, str]:
+    """Every swept key of a level with its value."""
+    return {**level.cell, **({comparison.factor: level.arm} if comparison.factor else {})}
+
+
+def throughput_curve(comparison: Comparison, key: str) -> Plot:
     """Throughput against a swept number: a curve per arm, a panel per combination of the other swept keys."""
-    compare = comparison.factor
     curves: dict[str, dict[str, list[tuple[float, Sequence[float]]]]] = {}
-    for level in study.compare(key).levels:
-        values = level.measures.get("throughput_req_per_s")
-        if values:
-            panel = {k: v for k, v in level.cell.items() if k != compare}
-            arm = level.cell.get(compare, "") if compare else ""
-            curves.setdefault(cell_label(panel), {}).setdefault(arm, []).append((float(level.arm), values))
+    for level in comparison.levels:
+        if values := level.measures.get("throughput_req_per_s"):
+            label = comparison.label({name: value for name, value in level.cell.items() if name != key})
+            arm = level.arm if key != comparison.factor else ""
+            x = float(_values(comparison, level)[key])
+            curves.setdefault(label, {}).setdefault(arm, []).append((x, values))
     shown = list(curves)[:MOST_CELLS]
     columns = min(2, len(shown))
     rows = -(-len(shown) // columns)
-    figure = Figure(figsize=(5 * columns if columns > 1 else 6.5, 1.2 + 2.9 * rows), layout="constrained")
+    figure = Figure(figsize=(5 * columns if columns > 1 else 6.5, 1.6 + 2.7 * rows), layout="constrained")
     panels = figure.subplots(rows, columns, squeeze=False, sharey=True).ravel()
     arms = _arms(comparison)
     for panel, label in zip(panels, shown, strict=False):
         for arm, points in curves[label].items():
-            style = arms.index(arm) if arm in arms else 0
-            points.sort()
-            x = [number for number, _ in points]
-            mean = np.array([np.mean(values) for _, values in points])
-            spread = np.array([[mean[i] - min(v), max(v) - mean[i]] for i, (_, v) in enumerate(points)]).T
-            spread = spread.clip(min=0)  # the mean of equal trials may be off by a rounding
-            panel.errorbar(
-                x,
-                mean,
-                yerr=spread,
-                color=colour(style),
-                linestyle=line(style),
-                marker=marker(style),
-                markerfacecolor="white" if style else colour(style),
-                capsize=3,
-                label=f"{compare}={arm}",
-            )
-        marked_axis(panel, [number for points in curves[label].values() for number, _ in points])
-        panel.set_ylim(bottom=0)
-        panel.set_xlabel(key)
-        panel.set_ylabel("throughput (req/s)")
-        panel.set_title(label if len(curves) > 1 else "", fontsize=9)
+            name = f"{comparison.factor}={arm}" if arm else "_"  # which no legend shows
+            curve(panel, points, arms.index(arm) if arm in arms else 0, name, comparison.confidence)
+        marked_axis(panel, [x for points in curves[label].values() for x, _ in points])
+        panel.set_xlabel(key, fontsize=9)
+        panel.set_ylabel("throughput (req/s)", fontsize=9)
+        panel.tick_params(labelsize=8)
+        if len(curves) > 1:
+            panel.set_title(wrapped(label, 60), fontsize=8)
         panel.grid(color="0.92", linewidth=0.6)
-        if compare and compare != key:
-            panel.legend(fontsize=8)
     for panel in panels[len(shown) :]:
         panel.set_visible(False)
-    trials = max(len(v) for by_arm in curves.values() for points in by_arm.values() for _, v in points)
-    caption = (
-        f"Mark: mean over up to {trials} valid trials; bar: the range of the trials, not an interval."
-        if trials > 1
-        else "One trial: not replicated."
+    panels[0].set_ylim(0, panels[0].get_ylim()[1])  # shared: once all is drawn
+    left_out = f" The first {len(shown)} of {len(curves)}." if len(curves) > len(shown) else ""
+    replicated = any(
+        len(values) > 1 for by_arm in curves.values() for points in by_arm.values() for _, values in points
     )
-    return titled("throughput_curve", f"Throughput against {key}", caption, comparison, figure)
+    caption = f"{curve_marks(comparison) if replicated else 'One trial: not replicated.'}{left_out}"
+    return titled("throughput_curve", f"Throughput against {key}", caption, comparison, figure, list(panels))
 
 
-def hit_rates(comparison: Comparison, counted: Mapping[tuple[str, bool], Sequence[tuple[float, float]]]) -> Plot:
-    """Prefix-cache hit rate of every round: what the audit of the workload expects, and what the engine
-    counted.
+def hit_rates(comparison: Comparison, counted: Mapping[tuple[str, str], Sequence[tuple[float, float, bool]]]) -> Plot:
+    """Prefix-cache hit rate of every round: what the audit of the workload expects, and what the engine counted.
 
-    `counted` maps an arm, and whether the contract held, to the rates of its rounds.
+    `counted` maps cell and arm to expected rate, observed rate and whether the contract held, a round each.
     """
-    figure = Figure(figsize=(5.6, 5.6), layout="constrained")
-    panel = figure.subplots()
-    panel.plot([0, 1], [0, 1], color="0.6", linewidth=0.8, linestyle=":")
     arms = _arms(comparison)
-    for (arm, held), points in sorted(counted.items(), key=lambda item: (arms.index(item[0][0]), not item[0][1])):
+    rows = list(counted.items())[:MOST_ROWS]
+    several = len({label for label, _ in counted}) > 1
+    names = [
+        wrapped(", ".join([_arm_label(comparison, arm), *([label] if several else [])]), _LABEL)
+        for (label, arm), _ in rows
+    ]
+    tall = 0.16 * sum(1.5 + name.count("\n") for name in names)
+    figure = Figure(figsize=(9, 2.3 + tall), layout="constrained")
+    panel = figure.subplots()
+    for y, ((_, arm), rounds) in enumerate(rows):
         style = arms.index(arm)
-        x, y = np.array(points).T
-        panel.scatter(
-            x,
-            y,
-            marker=marker(style) if held else "x",
-            s=70,
-            facecolors="none" if held else colour(style),
-            edgecolors=colour(style) if held else None,
-            label=f"{_arm_label(comparison, arm)}: {count(len(points), 'round')}{'' if held else ', contract broken'}",
+        panel.plot(
+            [expected for expected, *_ in rounds],
+            [y] * len(rounds),
+            "|",
+            color="black",
+            markersize=15,
+            label="expected",
         )
-    panel.set_xlim(-0.04, 1.04)
-    panel.set_ylim(-0.04, 1.04)
-    panel.set_aspect("equal")
-    panel.set_xlabel("expected hit rate (audit of the workload)")
-    panel.set_ylabel("observed hit rate (counters of the engine)")
-    panel.grid(color="0.92", linewidth=0.6)
-    panel.legend(fontsize=8, loc="upper left")
+        for held, name in ((True, "counted"), (False, "counted, contract broken")):
+            found = [observed for _, observed, kept in rounds if kept == held]
+            if found:
+                shape = marker(style) if held else "x"
+                panel.plot(
+                    found,
+                    [y] * len(found),
+                    shape,
+                    color=colour(style),
+                    markersize=7,
+                    markerfacecolor="none",
+                    label=name,
+                )
+    panel.set_yticks(range(len(rows)), names, fontsize=8)
+    panel.set_ylim(len(rows) - 0.5, -0.5)
+    panel.set_xlim(-0.03, 1.03)
+    panel.set_xlabel("hit rate (hit tokens over queried prompt tokens)", fontsize=9)
+    panel.grid(axis="x", color="0.92", linewidth=0.6)
+    left_out = f" The first {len(rows)} of {len(counted)} lines." if len(counted) > len(rows) else ""
     caption = (
-        "Share of queried prompt tokens, one mark a round, invalid rounds included. On the dotted line the cache did "
-        "what the workload predicts; below it where capacity or order bound the hits."
+        "One mark a round, invalid rounds included. Expected: by the audit of the workload; counted: by the engine's "
+        f"own counters. Where capacity or order bound the hits, fewer than expected are right.{left_out}"
     )
-    return titled("hit_rates", "Prefix-cache hit rate, expected and observed", caption, comparison, figure)
+    return titled("hit_rates", "Prefix-cache hit rate, expected and counted", caption, comparison, figure, [panel])
 
 
 def timeline(comparison: Comparison, traced: Sequence[tuple[Level, Sequence[RunResult]]]) -> Plot:
     """Every request of one round as a bar from due to last token, one panel per arm of the first cell."""
-    first = cell_label(traced[0][0].cell)
-    chosen = _spread([(level, runs) for level, runs in traced if cell_label(level.cell) == first], MOST_PANELS)
+    first = comparison.label(traced[0][0].cell)
+    of_first = [(level, runs) for level, runs in traced if comparison.label(level.cell) == first]
+    chosen = _spread(of_first, MOST_PANELS)
     common = set.intersection(*({run.trial for run in runs} for _, runs in chosen)) or {chosen[0][1][0].trial}
     trial = min(common)
     drawn = [
@@ -253,7 +310,8 @@ def timeline(comparison: Comparison, traced: Sequence[tuple[Level, Sequence[RunR
     ]
     bars = [_bars(run) for _, run in drawn]
     most = max(len(starts) for starts, *_ in bars)
-    figure = Figure(figsize=(5 * max(len(drawn), 1.4), 1.5 + min(5, 1 + 0.05 * most)), layout="constrained")
+    wide = min(5.0, 14 / len(drawn))
+    figure = Figure(figsize=(wide * max(len(drawn), 1.4), 1.5 + min(5, 1 + 0.05 * most)), layout="constrained")
     panels = figure.subplots(1, len(drawn), sharex=True, sharey=True, squeeze=False)[0]
     for panel, (level, run), (due, token, last) in zip(panels, drawn, bars, strict=True):
         y = np.arange(len(due))
@@ -272,7 +330,7 @@ def timeline(comparison: Comparison, traced: Sequence[tuple[Level, Sequence[RunR
     panels[0].yaxis.get_major_locator().set_params(integer=True)
     panels[0].set_ylim(most - 0.5, -0.5)
     panels[0].legend(fontsize=7, loc="upper right")
-    cell = f", cell {first}" if len(_cells(level for level, _ in traced)) > 1 else ""
+    cell = f", cell {first}" if len(_cells(comparison, [level for level, _ in traced])) > 1 else ""
     caption = (
         f"First valid round of trial {trial}{cell}; {count(most, 'completed request')}"
         f"{', the first of the round' if most == MOST_REQUESTS else ''}. Hatched: waiting for the first token."
@@ -280,21 +338,22 @@ def timeline(comparison: Comparison, traced: Sequence[tuple[Level, Sequence[RunR
     return titled("timeline", "Request timeline of a round", caption, comparison, figure)
 
 
-def _counted_hits(study: Study, factor: str | None) -> dict[tuple[str, bool], list[tuple[float, float]]]:
-    """Expected and observed hit rate of every round that was counted, by arm and whether the contract
-    held."""
-    groups: dict[tuple[str, bool], list[tuple[float, float]]] = {}
+def _counted_hits(study: Study, comparison: Comparison) -> dict[tuple[str, str], list[tuple[float, float, bool]]]:
+    """Expected and observed hit rate of every round that was counted, and whether the contract held, by cell and arm,
+    in the design's order."""
+    groups: dict[tuple[str, str], list[tuple[float, float, bool]]] = {
+        (comparison.label(level.cell), level.arm): [] for level in comparison.levels
+    }
     for run in study.runs:
-        arm = place(run, study.record.compare, factor)[1] if factor else ""
+        cell, arm = place(run, study.record.compare, comparison.factor)
         for one in run.rounds:
             expected, observed, queried = (
                 one.contract.get(name) for name in ("expected_hit_tokens", "observed_hit_tokens", "queried_tokens")
             )
             if queried and observed is not None and expected is not None:
-                groups.setdefault((arm, bool(one.contract.get("held"))), []).append(
-                    (expected / queried, observed / queried)
-                )
-    return groups
+                held = bool(one.contract.get("held"))
+                groups[comparison.label(cell), arm].append((expected / queried, observed / queried, held))
+    return {where: rounds for where, rounds in groups.items() if rounds}
 
 
 def _draw_effect(panel: Axes, row: Effect, y: int) -> None:
@@ -308,13 +367,13 @@ def _draw_effect(panel: Axes, row: Effect, y: int) -> None:
     panel.plot(row.estimate, y, VERDICT_MARKS[verdict], color="black", markerfacecolor=face, markersize=7)
 
 
-def _ratio_axis(panel: Axes, low: float, high: float) -> None:
-    """A logarithmic axis from `low` to `high` with a handful of plain numbers."""
+def _ratio_axis(panel: Axes, low: float, high: float, most: int) -> None:
+    """A logarithmic axis from `low` to `high` with at most so many plain numbers."""
     room = (high / low) ** 0.08
     panel.set_xscale("log")
     panel.set_xlim(low / room, high * room)
     ticks = [tick for tick in RATIO_TICKS if low / room <= tick <= high * room]
-    gap = np.log(high / low * room**2) / 7
+    gap = np.log(high / low * room**2) / most
     kept: list[float] = []
     for tick in sorted(ticks, key=lambda tick: (tick not in ROUND_TICKS, abs(np.log(tick)))):
         if all(abs(np.log(tick / other)) >= gap for other in kept):
@@ -355,8 +414,8 @@ def _spread(items: Sequence[_T], most: int) -> Sequence[_T]:
     return [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)]
 
 
-def _cells(levels: Iterator[Level]) -> Mapping[str, Cell]:
-    return {cell_label(level.cell): level.cell for level in levels}
+def _cells(comparison: Comparison, levels: Sequence[Level]) -> list[str]:
+    return list(dict.fromkeys(comparison.label(level.cell) for level in levels))
 
 
 def _arms(comparison: Comparison) -> list[str]:

@@ -2,16 +2,14 @@
 
 from collections.abc import Sequence
 
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from llmexp.analyze.compare import Comparison, Effect
-from llmexp.analyze.intervals import MIN_TRIALS, t_interval
-from llmexp.analyze.pairs import Cell, cell_label, shortage
+from llmexp.analyze.pairs import Cell, shortage
 from llmexp.analyze.study import Study
 from llmexp.report.evidence import KV_BUDGETS, Place, by_capacity, places
-from llmexp.report.style import Plot, colour, line, marker, titled
+from llmexp.report.style import Plot, colour, curve, curve_marks, line, marker, titled
 
 
 def pressure_plot(study: Study, comparison: Comparison) -> Plot | None:
@@ -30,8 +28,8 @@ def pressure_plot(study: Study, comparison: Comparison) -> Plot | None:
     for style, arm in enumerate(arms):
         name = f"{comparison.factor}={arm}" if compared else "all runs"
         of_arm = [place for place in known if place.level.arm == arm]
-        _levels(hits, of_arm, "cache_hit_rate", style, name, comparison.confidence)
-        _levels(preemptions, of_arm, "preemptions", style, name, comparison.confidence)
+        _levels(hits, of_arm, "cache_hit_rate", style, name, comparison)
+        _levels(preemptions, of_arm, "preemptions", style, name, comparison)
         bounds = [(_pressure(place), place.bound) for place in of_arm if place.bound]
         if bounds:
             hits.plot(*zip(*bounds, strict=True), "_", color=colour(style), markersize=18, label=f"{name}: possible")
@@ -42,7 +40,7 @@ def pressure_plot(study: Study, comparison: Comparison) -> Plot | None:
             and (row := comparison.row("throughput_req_per_s", place.level.cell, arm)) is not None
         ]
         if rows:
-            _ratios(panels[1], rows, style, f"{name}, ratio to {comparison.baseline}")
+            _ratios(panels[1], rows, style, f"{name}, ratio to {comparison.baseline}", comparison)
     hits.set_ylabel("hit rate")
     hits.set_ylim(-0.04, 1.08)
     preemptions.set_ylabel("preemptions a round")
@@ -59,45 +57,32 @@ def pressure_plot(study: Study, comparison: Comparison) -> Plot | None:
             panel.legend(fontsize=8, loc="best")
     panels[-1].set_xlabel("prompt pressure: most prompt tokens in flight, over the tokens that the KV cache holds")
     caption = (
-        f"One mark a budget, named on top ({key}); bar: {comparison.confidence:.0%} t interval, from {MIN_TRIALS} "
-        "trials on. Right of the dotted line the prompts in flight fit only as far as they share blocks."
+        f"One mark a budget, named on top ({key}). {curve_marks(comparison)} "
+        "Right of the dotted line the prompts in flight fit only as far as they share blocks."
     )
     if refused:
         caption += " Grey: budgets with which the engine does not start, and what memory there was for the KV cache."
     return titled("pressure", "Pressure on the KV cache", caption, comparison, figure)
 
 
-def _levels(panel: Axes, found: Sequence[Place], measure: str, style: int, name: str, confidence: float) -> None:
+def _levels(panel: Axes, found: Sequence[Place], measure: str, style: int, name: str, comparison: Comparison) -> None:
     """A line over the pressure for each combination of the swept keys that are no budget."""
     lines: dict[str, list[Place]] = {}
     for place in found:
         if measure in place.level.measures:
-            lines.setdefault(_rest(place.level.cell), []).append(place)
+            lines.setdefault(_rest(place.level.cell, comparison), []).append(place)
     for rest, of_line in lines.items():
-        of_line.sort(key=_pressure)
-        values = [np.array(place.level.measures[measure]) for place in of_line]
-        panel.plot(
-            [_pressure(place) for place in of_line],
-            [trials.mean() for trials in values],
-            color=colour(style),
-            linestyle=line(style),
-            marker=marker(style),
-            markerfacecolor="white" if style else colour(style),
-            label=f"{name} {rest}".strip(),
-        )
-        for place, trials in zip(of_line, values, strict=True):
-            if len(trials) >= MIN_TRIALS and np.ptp(trials) > 0:
-                low, high = t_interval(trials, confidence)
-                panel.plot([_pressure(place)] * 2, [float(low), float(high)], color=colour(style), linewidth=1.2)
+        points = [(_pressure(place), place.level.measures[measure]) for place in of_line]
+        curve(panel, points, style, f"{name} {rest}".strip(), comparison.confidence)
 
 
-def _ratios(panel: Axes, rows: Sequence[tuple[float, Effect]], style: int, name: str) -> None:
+def _ratios(panel: Axes, rows: Sequence[tuple[float, Effect]], style: int, name: str, comparison: Comparison) -> None:
     rows = sorted(rows, key=lambda each: each[0])
     panel.plot(
         [x for x, _ in rows],
         [row.estimate for _, row in rows],
         color=colour(style),
-        linestyle="none" if len({_rest(row.cell) for _, row in rows}) > 1 else line(style),
+        linestyle="none" if len({_rest(row.cell, comparison) for _, row in rows}) > 1 else line(style),
         marker=marker(style),
         label=name,
     )
@@ -133,7 +118,7 @@ def _pressure(place: Place) -> float:
     return place.level.mean("prompt_pressure") or 0.0
 
 
-def _rest(cell: Cell) -> str:
+def _rest(cell: Cell, comparison: Comparison) -> str:
     """The cell without its KV budget, where there is more to it."""
-    rest = {key: value for key, value in cell.items() if key not in KV_BUDGETS}
-    return cell_label(rest) if rest else ""
+    rest = {key: value for key, value in cell.items() if key not in KV_BUDGETS and key not in comparison.common}
+    return comparison.label(rest) if rest else ""

@@ -1,27 +1,162 @@
-"""What a search has found: every value tried, with the evidence beside it, as a table and as a figure."""
+"""What a search has found: every value tried, with the evidence beside it, as tables, in words and as a figure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from llmexp.analyze.compare import Comparison
 from llmexp.analyze.study import Study
-from llmexp.report.blocks import section
-from llmexp.report.evidence import Place, engine_table, places
-from llmexp.report.style import Plot, colour, is_number, line, marked_axis, marker, titled
+from llmexp.report.blocks import filled, section
+from llmexp.report.evidence import Place, engine_table, level, places, queue, share, whole
+from llmexp.report.style import Plot, colour, curve, curve_marks, is_number, marked_axis, titled
+from llmexp.report.table import number, ratio
 from llmexp.results import SearchRecord
 
 _GIB = 2**30
+_FULL = 0.95  # peak use of KV blocks from which the cache is the limit
+_OF_REQUESTS = ("max_num_seqs", "load.concurrency")  # keys that say how many requests there are to be at once
+
+Tried = Sequence[tuple[float, Place]]
 
 
 def search_section(study: Study, comparison: Comparison) -> list[str]:
-    """The finding in words and the table of all values tried; nothing for a study that did not search."""
+    """The finding in words, the tables of all values tried, and why throughput stops rising; nothing for a study that
+    did not search."""
     search = study.search
     if search is None:
         return []
-    found = sorted(places(study, comparison.levels), key=lambda place: _tried(place, comparison, search))
-    return section("Search", [f"**{search.found}.**", *engine_table(comparison, found)])
+    tried = [(_tried(place, comparison, search), place) for place in places(study, comparison.levels)]
+    tried.sort(key=lambda point: point[0])
+    if search.kind == "floor":
+        return section("Search", [f"**{search.found}.**", *engine_table(comparison, [place for _, place in tried])])
+    measured = [(value, place) for value, place in tried if place.runs]
+    return section("Search", [f"**{search.found}.**", *_points(search, measured, comparison), *_why(search, measured)])
+
+
+def _points(search: SearchRecord, tried: Tried, comparison: Comparison) -> Iterator[str]:
+    """What clients saw at each value, and what the engine did there."""
+
+    def served(measure: str) -> Callable[[Place], str]:
+        return lambda place: level(place, measure, comparison.confidence)
+
+    yield _table(
+        search,
+        tried,
+        {
+            "throughput (req/s)": served("throughput_req_per_s"),
+            "TTFT p50 (ms)": served("ttft_ms_p50"),
+            "TTFT p95 (ms)": served("ttft_ms_p95"),
+            "e2e p95 (ms)": served("e2e_ms_p95"),
+            "SLO met": lambda place: place.mean("goodput_share", share),
+        },
+    )
+    yield _table(
+        search,
+        tried,
+        {
+            "in flight": lambda place: place.mean("mean_in_flight"),
+            "running": lambda place: place.mean("requests_running_mean"),
+            "tokens a step": lambda place: place.mean("tokens_per_step", whole),
+            "time a step (ms)": lambda place: number(_step_ms(place)),
+            "queue mean (ms)": lambda place: place.mean("queue_ms_mean"),
+            "queue p95 (ms)": lambda place: queue(place, 95),
+            "prompt pressure": lambda place: place.mean("prompt_pressure", ratio),
+            "peak KV use": lambda place: place.mean("kv_usage_peak", share),
+            "preemptions": lambda place: place.mean("preemptions"),
+            "hit rate": lambda place: place.mean("cache_hit_rate", ratio),
+            "GPU busy": lambda place: place.mean("gpu_utilization_mean", share),
+            "reached": lambda place: place.mean("limit_share", share),
+        },
+    )
+    yield (
+        f"Means over trials and valid rounds; in brackets the {comparison.confidence:.0%} t interval, or both of two "
+        "trials. In flight: requests sent and not answered. Running: those that the engine ran at once, by its gauge. "
+        "Tokens and time a step: of all the round's steps. Prompt pressure: most prompt tokens in flight at once, over "
+        "what the KV cache holds. Reached: the least time by the datasheet over the time that a round took."
+    )
+
+
+def _table(search: SearchRecord, tried: Tried, columns: Mapping[str, Callable[[Place], str]]) -> str:
+    marks = {search.knee: " (knee)"}
+    lines = [
+        [f"{value:g}{marks.get(value, '')}", *(text(place) for text in columns.values())] for value, place in tried
+    ]
+    return filled([search.key, *columns], lines)
+
+
+def _why(search: SearchRecord, tried: Tried) -> list[str]:
+    """What changed in the engine from the knee to the largest value tried; nothing where throughput still rose."""
+    at_knee = next((place for value, place in tried if value == search.knee), None)
+    if at_knee is None or tried[-1][0] == search.knee:
+        return []
+    last, beyond = tried[-1]
+    lines = [line for line in (*_growth(at_knee, beyond), *_limits(search, at_knee, beyond, last)) if line]
+    what = f"Why it stops there, by what changed from {search.key}={search.knee:g} to {last:g}:"
+    return [what, "\n".join(f"- {line}" for line in lines)] if lines else []
+
+
+def _growth(before: Place, after: Place) -> Iterator[str]:
+    """How much more the engine did at once, and how much longer it took."""
+    changes = {
+        "the throughput": _ratio(before, after, "throughput_req_per_s"),
+        "TTFT p95": _ratio(before, after, "ttft_ms_p95"),
+        "e2e p95": _ratio(before, after, "e2e_ms_p95"),
+    }
+    known = [f"{name} {ratio(value)} times" for name, value in changes.items() if value is not None]
+    if known:
+        yield f"It is {', '.join(known)}."
+    tokens, first_ms, last_ms = _ratio(before, after, "tokens_per_step"), _step_ms(before), _step_ms(after)
+    if tokens is None or not first_ms or not last_ms:
+        return
+    longer = last_ms / first_ms
+    steps = (
+        f"A step computes {ratio(tokens)} times as many tokens ({before.mean('tokens_per_step', whole)} to "
+        f"{after.mean('tokens_per_step', whole)}) in {ratio(longer)} times the time ({number(first_ms)} to "
+        f"{number(last_ms)} ms)"
+    )
+    if tokens < 1.05:
+        yield f"{steps}: steps do not grow any more."
+    elif longer > 0.9 * tokens:
+        yield f"{steps}: each token costs what it did, so larger batches gain nothing."
+    else:
+        yield f"{steps}: a token costs {ratio(longer / tokens)} times what it did."
+
+
+def _limits(search: SearchRecord, before: Place, after: Place, last: float) -> Iterator[str]:
+    """Which of the limits that are known the engine has met: requests, KV cache, device."""
+    in_flight, running = after.level.mean("mean_in_flight"), after.level.mean("requests_running_mean")
+    if in_flight is not None and search.key in _OF_REQUESTS and in_flight < 0.9 * last:
+        yield f"The load kept {number(in_flight)} requests in flight on average, not {last:g}."
+    if in_flight is not None and running is not None and running < 0.9 * in_flight:
+        waits = (
+            f"; they waited {after.mean('queue_ms_mean')} ms on average" if after.level.mean("queue_ms_mean") else ""
+        )
+        yield f"Of {number(in_flight)} requests in flight the engine ran {number(running)} at once{waits}."
+    used, preempted = after.level.mean("kv_usage_peak"), after.level.mean("preemptions")
+    if used is not None and preempted is not None:
+        full = used >= _FULL or preempted > 0
+        is_limit = "The KV cache is full" if full else "The KV cache is not the limit"
+        times = f"{number(preempted)} preemptions" if preempted else "no preemption"
+        yield f"{is_limit}: {share(used)} of its blocks in use at most, {times} a round."
+    shares = [place.level.mean("limit_share") for place in (before, after)]
+    if None not in shares:
+        reached = " and ".join(share(value) for value in shares)
+        yield f"A round reaches {reached} of what the device's datasheet allows."
+    busy = [place.level.mean("gpu_utilization_mean") for place in (before, after)]
+    if None not in busy:
+        yield f"A kernel runs on the GPU {' and '.join(share(value) for value in busy)} of the time."
+
+
+def _ratio(before: Place, after: Place, measure: str) -> float | None:
+    first, second = before.level.mean(measure), after.level.mean(measure)
+    return second / first if first and second is not None else None
+
+
+def _step_ms(place: Place) -> float | None:
+    """The mean time of an engine step in a round."""
+    duration_s, steps = place.level.mean("duration_s"), place.level.mean("engine_steps")
+    return 1000 * duration_s / steps if duration_s and steps else None
 
 
 def search_plot(study: Study, comparison: Comparison) -> Plot | None:
@@ -40,25 +175,38 @@ def _tried(place: Place, comparison: Comparison, search: SearchRecord) -> float:
     return float(place.level.arm if comparison.factor == search.key else place.level.cell[search.key])
 
 
-def _saturation(search: SearchRecord, found: Sequence[tuple[float, Place]], comparison: Comparison) -> Plot:
-    figure = Figure(figsize=(10, 7), layout="constrained")
-    throughput, latency, engine, memory = figure.subplots(2, 2, sharex=True).ravel()
+def _saturation(search: SearchRecord, found: Tried, comparison: Comparison) -> Plot:
+    figure = Figure(figsize=(10, 9.6), layout="constrained")
+    panels = list(figure.subplots(3, 2, sharex=True).ravel())
+    throughput, latency, requests, memory, steps, queued = panels
     points = [(value, place) for value, place in found if place.runs]
-    _lines(throughput, points, {"throughput_req_per_s": "throughput"})
+    sure = comparison.confidence
+    _lines(throughput, points, {"throughput_req_per_s": "throughput"}, sure)
     throughput.set_ylabel("throughput (req/s)")
-    _lines(latency, points, {"ttft_ms_p50": "TTFT p50", "ttft_ms_p95": "TTFT p95", "e2e_ms_p95": "e2e p95"})
+    _lines(latency, points, {"ttft_ms_p50": "TTFT p50", "ttft_ms_p95": "TTFT p95", "e2e_ms_p95": "e2e p95"}, sure)
     latency.set_ylabel("latency (ms)")
     slo = {key: limit for key, limit in points[0][1].runs[0].config.get("slo", {}).items() if limit} if points else {}
     for key, limit_ms in slo.items():
         latency.axhline(limit_ms, color="0.4", linestyle="-.", linewidth=0.9, label=f"slo.{key}={limit_ms:g}")
-    _lines(engine, points, {"mean_in_flight": "in flight", "requests_running_mean": "running"})
-    engine.set_ylabel("requests at once")
-    _lines(memory, points, {"prompt_pressure": "prompt pressure", "kv_usage_peak": "peak use of KV blocks"})
+    _lines(requests, points, {"mean_in_flight": "in flight", "requests_running_mean": "running"}, sure)
+    requests.set_ylabel("requests at once")
+    _lines(memory, points, {"prompt_pressure": "prompt pressure", "kv_usage_peak": "peak use of KV blocks"}, sure)
     memory.set_ylabel("share of the KV cache")
-    preempted = memory.twinx()
-    _lines(preempted, points, {"preemptions": "preemptions a round (right)"}, first=2)
+    preempted = _on_the_right(memory, points, "preemptions", "preemptions", sure)
     preempted.set_ylabel("preemptions a round")
-    for panel in (throughput, latency, engine, memory):
+    preempted.set_ylim(0, max(preempted.get_ylim()[1], 1.0))
+    _lines(steps, points, {"tokens_per_step": "tokens a step"}, sure)
+    steps.set_ylabel("tokens a step")
+    took = [(value, [step_ms]) for value, place in points if (step_ms := _step_ms(place)) is not None]
+    time = steps.twinx()
+    if took:
+        curve(time, took, 2, "time a step (right)", sure)
+    time.set_ylabel("time a step (ms)")
+    _lines(queued, points, {"queue_ms_mean": "mean wait in the engine's queue"}, sure)
+    queued.set_ylabel("queue (ms)")
+    reached = _on_the_right(queued, points, "limit_share", "reached of the least time", sure)
+    reached.set_ylabel("share of the least time reached")
+    for panel in panels:
         if search.knee is not None:
             panel.axvline(search.knee, color="0.3", linestyle=":", linewidth=1.4, label=f"knee: {search.knee:g}")
         if search.slo_limit is not None and slo:
@@ -69,42 +217,37 @@ def _saturation(search: SearchRecord, found: Sequence[tuple[float, Place]], comp
         )
         panel.set_xlabel(search.key)
         panel.grid(color="0.92", linewidth=0.6)
-    for panel in (throughput, latency, engine, memory, preempted):
-        panel.set_ylim(0, max(panel.get_ylim()[1], 1e-9))
         panel.tick_params(axis="x", labelbottom=True)
-    for panel in (throughput, latency, engine):
-        panel.legend(fontsize=7)
-    handles = [*memory.get_legend_handles_labels()[0], *preempted.get_legend_handles_labels()[0]]
-    memory.legend(handles=handles, fontsize=7)
+    for panel in (*panels, time):
+        panel.set_ylim(0, max(panel.get_ylim()[1], 1e-9))
+    reached.set_ylim(0, 1)
+    for panel, right in ((throughput, None), (latency, None), (requests, None), (memory, preempted), (steps, time),
+                         (queued, reached)):  # fmt: skip
+        handles = panel.get_legend_handles_labels()[0] + (right.get_legend_handles_labels()[0] if right else [])
+        panel.legend(handles=handles, fontsize=7)
     caption = (
-        "Mark: mean over trials; dashes: single trials. Knee: smallest value as good as the best, within study.margin. "
-        "Prompt pressure: most prompt tokens in flight over what the KV cache holds; above 1 requests wait, share "
-        "blocks or are preempted."
+        f"{curve_marks(comparison)} Knee: smallest value as good as the best, within study.margin. Prompt pressure: "
+        "most prompt tokens in flight over what the KV cache holds; above 1 requests wait, share blocks or are "
+        "preempted."
     )
     return titled("search", f"Search over {search.key}", caption, comparison, figure)
 
 
-def _lines(panel: Axes, points: Sequence[tuple[float, Place]], measures: Mapping[str, str], first: int = 0) -> None:
+def _on_the_right(panel: Axes, points: Tried, measure: str, name: str, sure: float) -> Axes:
+    right: Axes = panel.twinx()
+    _lines(right, points, {measure: f"{name} (right)"}, sure, first=2)
+    return right
+
+
+def _lines(panel: Axes, points: Tried, measures: Mapping[str, str], sure: float, first: int = 0) -> None:
     """A line for each measure over the values tried, where it is known."""
     for style, (measure, label) in enumerate(measures.items(), first):
         known = [(value, place.level.measures[measure]) for value, place in points if measure in place.level.measures]
-        if not known:
-            continue
-        panel.plot(
-            [value for value, _ in known],
-            [sum(trials) / len(trials) for _, trials in known],
-            color=colour(style),
-            linestyle=line(style),
-            marker=marker(style),
-            markersize=5,
-            label=label,
-        )
-        for value, trials in known:
-            if len(trials) > 1:
-                panel.plot([value] * len(trials), trials, "_", color=colour(style), markersize=9)
+        if known:
+            curve(panel, known, style, label, sure)
 
 
-def _floor(search: SearchRecord, found: Sequence[tuple[float, Place]], comparison: Comparison) -> Plot:
+def _floor(search: SearchRecord, found: Tried, comparison: Comparison) -> Plot:
     figure = Figure(figsize=(7, 4.8), layout="constrained")
     panel = figure.subplots()
     started = [(value, size / _GIB) for value, place in found if (size := place.capacity_bytes)]

@@ -5,7 +5,7 @@ from typing import Any
 
 from llmexp.analyze.compare import Comparison, Effect, scale_of
 from llmexp.analyze.pairs import Pairing, cell_label
-from llmexp.report.table import HEADLINES, amount, interval, number, ratio, replication
+from llmexp.report.table import HEADLINES, amount, interval, number, over, ratio, replication
 from llmexp.results import RunResult
 from llmexp.schema.study import Claim
 from llmexp.words import count
@@ -13,8 +13,13 @@ from llmexp.words import count
 
 def sentence(comparison: Comparison, pairing: Pairing, measure: str) -> str:
     """What a user may write about one measure of one arm in one cell: the finding, or that there is none."""
-    finding = _finding(comparison, pairing, measure)
-    return f"{cell_label(pairing.cell)}: {finding}" if pairing.cell else finding
+    return f"{_where(comparison, pairing)}{_finding(comparison, pairing, measure)}"
+
+
+def _where(comparison: Comparison, pairing: Pairing) -> str:
+    """The cell, where there is more than one."""
+    label = comparison.label(pairing.cell)
+    return "" if label == cell_label({}) else f"{label}: "
 
 
 def _finding(comparison: Comparison, pairing: Pairing, measure: str) -> str:
@@ -27,22 +32,32 @@ def _finding(comparison: Comparison, pairing: Pairing, measure: str) -> str:
     of_base = f"{ratio(row.estimate)} times that of {base}"
     if row.scale == "difference":
         of_base = f"{amount(row.estimate, row)} from that of {base}"
+    rises = row.estimate > (1 if row.scale == "ratio" else 0)
+    verb = "raised" if rises else "lowered"
+    by_how_much = f"{'' if rises else 'to '}{ratio(row.estimate)} times"
+    if row.scale == "difference":
+        by_how_much = f"by {number(abs(row.estimate))}"
+    if row.deterministic:
+        changed = f"{verb} {name} {by_how_much}" if _changes(row) else f"left {name} as it was"
+        evidence = f"{count(row.trials, 'trial')} alike{_left_out(row)}{_contract(pairing)}"
+        return f"in the simulation {subject} {changed} (deterministic: {evidence})."
     if not row.replicated:
+        doubt = "another workload may differ" if row.simulated else "it may be noise"
         single = f" ({' and '.join(amount(value, row) for value in row.per_trial)})" if row.trials > 1 else ""
-        return f"{name} under {subject} was {of_base}{single}: {replication(row.trials)}, so it may be noise."
+        return f"{name} under {subject} was {of_base}{single}: {replication(row.trials, row.simulated)}, so {doubt}."
     evidence = (
-        f"{comparison.confidence:.0%} interval {interval(row)}, {count(row.trials, 'trial')}"
+        f"{comparison.confidence:.0%} interval{over(comparison)} {interval(row)}, {count(row.trials, 'trial')}"
         f"{_left_out(row)}{_contract(pairing)}{_throttled(pairing)}"
     )
     if row.verdict == "equivalent":
         return f"{subject} left {name} within {comparison.margin:.0%} of {base} ({of_base}, {evidence})."
     if row.verdict not in ("improves", "regresses"):
         return f"we cannot tell whether {subject} changes {name} ({of_base}, {evidence})."
-    rises = row.estimate > (1 if row.scale == "ratio" else 0)
-    verb = "raised" if rises else "lowered"
-    if row.scale == "difference":
-        return f"{subject} {verb} {name} by {number(abs(row.estimate))} ({evidence})."
-    return f"{subject} {verb} {name} {'' if rises else 'to '}{ratio(row.estimate)} times ({evidence})."
+    return f"{subject} {verb} {name} {by_how_much} ({evidence})."
+
+
+def _changes(row: Effect) -> bool:
+    return abs(row.estimate - (1 if row.scale == "ratio" else 0)) > 1e-9
 
 
 def http_costs(comparison: Comparison) -> Iterator[str]:
@@ -73,8 +88,9 @@ def http_costs(comparison: Comparison) -> Iterator[str]:
             if (latency := comparison.row(measure, pairing.cell, pairing.arm)) is not None
             for served, direct in [_served_and_direct(latency, turned)]
         ]
-        where = f"{cell_label(pairing.cell)}: " if pairing.cell else ""
-        yield f"{where}{found}" + (f", and at the median {' and '.join(waits)}." if waits else ".")
+        yield f"{_where(comparison, pairing)}{found}" + (
+            f", and at the median {' and '.join(waits)}." if waits else "."
+        )
 
 
 def _percent(share: float) -> str:

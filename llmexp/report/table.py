@@ -1,13 +1,16 @@
 """The table of cells: what a study found, one row per cell and arm, for the terminal and for Markdown."""
 
 import math
+import re
+from collections.abc import Sequence
 
 from rich import box
 from rich.table import Table
 from rich.text import Text
 
 from llmexp.analyze.compare import Comparison, Effect, Level
-from llmexp.analyze.pairs import Pairing, cell_label
+from llmexp.analyze.intervals import MIN_TRIALS
+from llmexp.analyze.pairs import Pairing
 from llmexp.words import count
 
 HEADLINES = {"throughput_req_per_s": "throughput", "ttft_ms_p50": "TTFT p50", "e2e_ms_p95": "e2e p95"}
@@ -15,7 +18,10 @@ UNITS = {"throughput_req_per_s": "req/s", "ttft_ms_p50": "ms", "e2e_ms_p95": "ms
 LATENCY_NAMES = {"ttft_ms": "TTFT", "e2e_ms": "e2e latency"}
 HIT_RATE = "cache_hit_rate"
 WIDTH = 100
-_WIDEST_CELL = 34  # that leaves the other columns their room
+_CELL, _HEADER = 34, 12  # widths of the terminal's table: of a cell's name before others must give room, of a heading
+_NO_INTERVAL = "no interval"
+
+Row = tuple[str, ...]
 
 
 def number(value: float | None, digits: int = 3) -> str:
@@ -43,22 +49,26 @@ def amount(value: float | None, effect: Effect) -> str:
 
 
 def interval(effect: Effect) -> str:
-    """`1.93 to 2.29`; `-` where no interval is claimed."""
-    return f"{amount(effect.low, effect)} to {amount(effect.high, effect)}" if effect.replicated else "-"
+    """`1.93 to 2.29`; `exact` for a count that is the same in every trial; `-` where no interval is claimed."""
+    if effect.deterministic:
+        return "deterministic"
+    if not effect.replicated:
+        return "-"
+    return f"{amount(effect.low, effect)} to {amount(effect.high, effect)}" if effect.varies else "exact"
 
 
 def in_words(effect: Effect | None) -> str:
-    """An effect with its interval and verdict, a line each; `-` for None."""
+    """An effect, with its interval and verdict if there are any, a line each; `-` for None."""
     if effect is None:
         return "-"
-    if not effect.replicated:
-        return ratio(effect.estimate)
-    return f"{ratio(effect.estimate)}\n{interval(effect)}\n{effect.verdict}"
+    shown = amount(effect.estimate, effect)
+    return f"{shown}\n{interval(effect)}\n{effect.verdict or 'no direction'}" if effect.replicated else shown
 
 
-def replication(trials: int) -> str:
+def replication(pairs: int, simulated: bool = False) -> str:
     """What a number of pairs keeps one from saying; nothing where they suffice."""
-    return {0: "no valid pair", 1: "not replicated", 2: "no interval below 3 trials"}.get(trials, "")
+    of_what, single = ("workloads", "one workload") if simulated else ("trials", "not replicated")
+    return {0: "no valid pair", 1: single, 2: f"{_NO_INTERVAL} below {MIN_TRIALS} {of_what}"}.get(pairs, "")
 
 
 def simulated(comparison: Comparison) -> str:
@@ -68,31 +78,34 @@ def simulated(comparison: Comparison) -> str:
     return "PARTLY SIMULATED: " if "measured" in comparison.kinds else "SIMULATED: "
 
 
+def over(comparison: Comparison) -> str:
+    """What intervals are over, where that is no launches: ` over workloads` of simulations."""
+    return " over workloads" if comparison.kinds == {"simulated"} else ""
+
+
 def title(comparison: Comparison) -> str:
     """What is compared, how often and with which confidence."""
     about = f"{comparison.factor}, ratio to {comparison.baseline}" if comparison.factor else "nothing compared"
     parts = [about, count(comparison.trials, "trial")]
-    if any(row.replicated for row in comparison.rows):
-        parts.append(f"{comparison.confidence:.0%} intervals")
+    if any(row.replicated and row.varies for row in comparison.rows):
+        parts.append(f"{comparison.confidence:.0%} intervals{over(comparison)}")
     return f"{simulated(comparison)}{comparison.study}: {', '.join(parts)}"
 
 
-def cells_table(comparison: Comparison) -> Table:
-    """The table for a terminal of 100 columns: ratios with intervals and verdicts, or levels of a single
-    arm."""
+def cells_table(comparison: Comparison, width: int = WIDTH) -> Table:
+    """The table for a terminal of so many columns: ratios with intervals and verdicts, or levels of a single arm."""
     table = Table(
         title=title(comparison),
-        caption=caption(comparison),
+        caption=" ".join(filter(None, [legend(comparison), caption(comparison)])),
         title_justify="left",
         caption_justify="left",
         box=box.SIMPLE,
         padding=(0, 1, 0, 0),
     )
-    header, rows = _contents(comparison)
-    widest = max((len(line) for row in rows for line in row[0].splitlines()), default=0)
-    for i, name in enumerate(header):
-        whole = i == 0 and widest <= _WIDEST_CELL
-        table.add_column(name, justify="left" if i < 2 else "right", overflow="fold", no_wrap=whole)
+    header, rows, texts = _contents(comparison)
+    header = tuple(_in_lines(name) for name in header)
+    for i, (name, wide) in enumerate(zip(header, _widths([header, *rows], width), strict=True)):
+        table.add_column(name, justify="left" if i < texts else "right", overflow="fold", width=wide)
     for row in rows:
         table.add_row(*(Text(cell) for cell in row), end_section=any("\n" in cell for cell in row))
     return table
@@ -100,19 +113,44 @@ def cells_table(comparison: Comparison) -> Table:
 
 def to_markdown(comparison: Comparison) -> str:
     """The same table in Markdown."""
-    header, rows = _contents(comparison)
-    align = tuple("---" if i < 2 else "---:" for i in range(len(header)))
+    header, rows, texts = _contents(comparison)
+    align = ("---" if i < texts else "---:" for i in range(len(header)))
     return "\n".join(f"| {' | '.join(line)} |".replace("\n", ", ") for line in (header, align, *rows))
+
+
+def legend(comparison: Comparison) -> str:
+    """`Cells by engine, workload.{order,num_requests}; all with max_num_seqs=64.` Nothing where their names say it."""
+    groups: dict[str, list[str]] = {}
+    for key in dict.fromkeys(key for level in comparison.levels for key in level.cell):
+        if key not in comparison.common:
+            name = comparison.names[key]
+            groups.setdefault(key.removesuffix(name), []).append(name)
+    shared = [f"{key}={value}" for key, value in comparison.common.items()]
+    if not shared and not any(groups.keys()):
+        return ""
+    keys = [f"{group}{{{','.join(names)}}}" if group and names[1:] else group + ", ".join(names)
+            for group, names in groups.items()]  # fmt: skip
+    parts = [f"cells by {', '.join(keys)}" if keys else "", f"all with {' '.join(shared)}" if shared else ""]
+    text = "; ".join(filter(None, parts))
+    return f"{text[0].upper()}{text[1:]}."
 
 
 def caption(comparison: Comparison) -> str:
     """How to read the table, and what its verdicts rest on."""
     parts = []
+    used = [pairing for pairing in comparison.pairings if pairing.pairs]
+    rows = [comparison.row(measure, pairing.cell, pairing.arm) for pairing in used for measure in HEADLINES]
     if comparison.factor:
         parts.append("Above 1: more than the baseline. valid: pairs of runs used, of those planned.")
+    if None in rows:
+        parts.append("-: too few requests for that percentile.")
+    if any(row is not None and row.deterministic for row in rows):
+        parts.append("Deterministic: simulated and the same in every trial, so that there is no interval.")
+    for few in {replication(2, pairing.simulated) for pairing in used if _note(comparison, pairing) == _NO_INTERVAL}:
+        parts.append(f"{few[0].upper()}{few[1:]}.")
     if comparison.tested:
         parts.append(
-            f"Verdicts: {comparison.tested} comparisons at a false discovery rate of "
+            f"Verdicts{over(comparison)}: {comparison.tested} comparisons at a false discovery rate of "
             f"{1 - comparison.confidence:.0%}; equivalent: within {comparison.margin:.0%}."
         )
     short = sum(one.kind == "refused" for one in comparison.excluded)
@@ -125,28 +163,32 @@ def caption(comparison: Comparison) -> str:
     return " ".join(parts)
 
 
-def _contents(comparison: Comparison) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+def _contents(comparison: Comparison) -> tuple[Row, list[Row], int]:
+    """Header, rows, and how many columns from the left hold names. One cell alone needs no column."""
     if comparison.factor is None:
-        units = (f"{name}\n{UNITS[measure]}" for measure, name in HEADLINES.items())
-        return ("cell", "arm", *units, "hit rate", "valid"), [_level_row(level) for level in comparison.levels]
-    header = ("cell", comparison.factor, *HEADLINES.values(), "hit rate", "valid")
-    return header, [_pair_row(comparison, pairing) for pairing in comparison.pairings]
+        units = (f"{name} ({UNITS[measure]})" for measure, name in HEADLINES.items())
+        return ("cell", *units, "hit rate", "valid"), [_level_row(comparison, level) for level in comparison.levels], 1
+    header = ("cell", comparison.names[comparison.factor], *HEADLINES.values(), "hit rate", "valid")
+    rows = [_pair_row(comparison, pairing) for pairing in comparison.pairings]
+    if len({row[0] for row in rows}) == 1:
+        return header[1:], [row[1:] for row in rows], 1
+    return header, rows, 2
 
 
-def _level_row(level: Level) -> tuple[str, ...]:
+def _level_row(comparison: Comparison, level: Level) -> Row:
     figures = (number(level.mean(measure)) for measure in HEADLINES)
     rate = ratio(level.mean(HIT_RATE))
-    return (_lines(level), level.arm or "-", *figures, rate, f"{len(level.runs)}/{level.planned}")
+    return (comparison.label(level.cell), *figures, rate, f"{len(level.runs)}/{level.planned}")
 
 
-def _pair_row(comparison: Comparison, pairing: Pairing) -> tuple[str, ...]:
+def _pair_row(comparison: Comparison, pairing: Pairing) -> Row:
     effects = (comparison.row(measure, pairing.cell, pairing.arm) for measure in HEADLINES)
     levels = [comparison.level(pairing.cell, arm) for arm in (comparison.baseline, pairing.arm)]
     hits = " → ".join(_rate(level) for level in levels)
     valid = f"{len(pairing.pairs)}/{pairing.planned}"
-    note = "does not start" if pairing.shortage else replication(len(pairing.pairs))
+    note = _note(comparison, pairing)
     return (
-        _lines(pairing),
+        comparison.label(pairing.cell),
         f"{comparison.baseline} → {pairing.arm}",
         *(in_words(effect) for effect in effects),
         hits,
@@ -154,10 +196,44 @@ def _pair_row(comparison: Comparison, pairing: Pairing) -> tuple[str, ...]:
     )
 
 
-def _lines(place: Level | Pairing) -> str:
-    return "\n".join(cell_label({key: value}) for key, value in place.cell.items()) or cell_label({})
+def _note(comparison: Comparison, pairing: Pairing) -> str:
+    """What keeps a pairing from a verdict, in a word or two."""
+    if pairing.shortage:
+        return "does not start"
+    rows = [comparison.row(measure, pairing.cell, pairing.arm) for measure in HEADLINES]
+    if any(row is not None and row.deterministic for row in rows):
+        return "deterministic"
+    if len(pairing.pairs) == 2:
+        return _NO_INTERVAL
+    return replication(len(pairing.pairs), pairing.simulated)
 
 
 def _rate(level: Level | None) -> str:
     rate = level.mean(HIT_RATE) if level else None
     return "-" if rate is None else f"{rate:.2f}"
+
+
+def _in_lines(name: str) -> str:
+    """A heading in lines that end behind blanks and underscores."""
+    lines = [""]
+    for part in re.findall(r"[^_ .]+[_ .]*", name):
+        lines = (
+            [*lines, part]
+            if lines[-1] and len(lines[-1] + part.rstrip()) > _HEADER
+            else [*lines[:-1], lines[-1] + part]
+        )
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _widths(rows: Sequence[Row], width: int) -> list[int]:
+    """Widths of columns, two blanks between them and one on either side, in which no word is broken.
+
+    Where their longest lines have no room, cells' names give way first, the last columns next.
+    """
+    columns = list(zip(*rows, strict=True))
+    kept = [max(len(line) for text in column for line in text.splitlines()) for column in columns]
+    words = [max(len(word) for text in column for word in re.findall(r"\S+(?: →)?", text)) for column in columns]
+    for i, least in [(0, max(words[0], _CELL)), *reversed(list(enumerate(words)))]:
+        over = sum(kept) + 2 * len(kept) + 1 - width
+        kept[i] = max(kept[i] - max(over, 0), min(kept[i], least))
+    return kept

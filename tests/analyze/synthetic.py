@@ -17,6 +17,8 @@ from llmexp.results import (
     RoundResult,
     RunResult,
     StudyRecord,
+    load_run,
+    load_study_record,
     save_run,
     save_study,
 )
@@ -73,6 +75,16 @@ def make_study(
         rng = np.random.default_rng([seed, i])
         save_run(_run(folder, record, plan, speedups[plan.arm], rounds, requests, trial_noise, simulated, rng))
     return record
+
+
+def same_in_every_trial(folder: Path) -> None:
+    """Gives every trial of a study the measures of the first, as a simulation does that no seed changes."""
+    record = load_study_record(folder)
+    first = {(plan.arm, str(plan.cell)): load_run(folder / plan.name) for plan in record.runs if plan.trial == 0}
+    for plan in record.runs:
+        one = first[plan.arm, str(plan.cell)]
+        kept = {"measures": one.measures, "percentiles": one.percentiles, "rounds": one.rounds}
+        save_run(load_run(folder / plan.name).model_copy(update=kept))
 
 
 def _run(

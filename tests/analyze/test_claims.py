@@ -9,7 +9,7 @@ from llmexp.analyze.claims import Answer, answer_claims, check_claims
 from llmexp.analyze.study import load_study
 from llmexp.errors import ConfigError
 from llmexp.schema.study import Claim
-from tests.analyze.synthetic import make_study
+from tests.analyze.synthetic import make_study, same_in_every_trial
 
 SWEPT = {"cache": ("on", "off"), "max_num_seqs": ("8", "32")}
 CELLS = [{"max_num_seqs": "8"}, {"max_num_seqs": "32"}]
@@ -72,6 +72,24 @@ def test_more_claims_need_more_evidence(study: Path) -> None:
     alone, among = answers(study, [sure])[0], answers(study, [sure, *open_questions])[0]
     assert alone.p == among.p == alone.q
     assert among.q == pytest.approx(10 * alone.q)
+
+
+def test_what_is_exact_does_not_make_the_others_easier(study: Path) -> None:
+    uncertain = Claim(measure="throughput_req_per_s", direction="higher")
+    counted = Claim(measure="cache_hit_rate", direction="higher", threshold=0.5)
+    alone, among = answers(study, [uncertain])[0], answers(study, [uncertain, counted, counted])
+    assert (among[0].q, among[1].q) == (alone.q, None)
+    assert among[1].outcome == "supported"
+
+
+@pytest.mark.parametrize("trials", [2, 3])
+def test_a_simulation_answers_for_its_model_and_says_so(tmp_path: Path, trials: int) -> None:
+    make_study(tmp_path / "s", trials=trials, requests=8, simulated=True)
+    same_in_every_trial(tmp_path / "s")
+    claims = [Claim(measure="throughput_req_per_s", direction=each) for each in ("higher", "lower")]
+    for answer, outcome in zip(answers(tmp_path / "s", claims), ("supported", "refuted"), strict=True):
+        assert (answer.outcome, answer.q) == (outcome, None)
+        assert answer.reason.endswith("the same in every trial of the simulation")
 
 
 def test_claims_without_replication_stay_open(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from llmexp.analyze.compare import decide, equivalence_margin, scale_of
 from llmexp.analyze.study import load_study
 from llmexp.errors import ConfigError
 from llmexp.results import load_run, save_study
-from tests.analyze.synthetic import make_study
+from tests.analyze.synthetic import make_study, same_in_every_trial
 from tests.analyze.test_pairs import change
 
 CELL: dict[str, str] = {}
@@ -67,6 +67,26 @@ def test_counted_effects_that_never_vary_stay_out_of_the_family(tmp_path: Path) 
     assert row.verdict == "equivalent"
     varying = [row for row in comparison.rows if row.verdict and row.varies]
     assert comparison.tested == len(varying) < len([row for row in comparison.rows if row.verdict])
+
+
+def test_a_simulation_that_no_trial_changes_is_no_evidence_of_replication(tmp_path: Path) -> None:
+    make_study(tmp_path / "s", trials=3, requests=24, simulated=True)
+    same_in_every_trial(tmp_path / "s")
+    comparison = load_study(tmp_path / "s").compare()
+    row = comparison.row("throughput_req_per_s", CELL, "on")
+    assert row is not None
+    assert (row.verdict, row.deterministic, row.trials) == ("deterministic", True, 3)
+    assert (row.low, row.bootstrap_low, row.p, row.q, row.detectable, row.noise_floor) == (None,) * 6
+    assert comparison.tested == 0
+    assert {one.verdict for one in comparison.rows} == {"deterministic", None}
+
+
+def test_a_simulation_whose_trials_send_other_requests_has_intervals(tmp_path: Path) -> None:
+    make_study(tmp_path / "s", trials=3, requests=24, simulated=True)
+    comparison = load_study(tmp_path / "s").compare()
+    rows = {row.measure: row for row in comparison.rows}
+    assert rows["throughput_req_per_s"].replicated and rows["throughput_req_per_s"].simulated
+    assert rows["cache_hit_rate"].verdict == "deterministic"
 
 
 def test_margins() -> None:

@@ -4,8 +4,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from llmexp.analyze.intervals import t_interval
 from llmexp.analyze.study import Study, load_study
 from llmexp.report.evidence import device_section, engine_section, weaknesses
 from llmexp.report.plots import plots
@@ -14,7 +16,7 @@ from llmexp.report.run_table import verdict
 from llmexp.report.search import search_section
 from llmexp.report.sentences import http_costs, sentence
 from llmexp.report.style import colour, line, marker
-from llmexp.report.table import caption
+from llmexp.report.table import caption, number
 from llmexp.report.tensor_parallel import tensor_parallel_section
 from llmexp.results import Percentile, RunResult, SearchRecord, load_run, save_run, save_search
 from tests.analyze.synthetic import make_study
@@ -67,7 +69,9 @@ def budgets(tmp_path_factory: pytest.TempPathFactory) -> Study:
 def test_a_budget_that_does_not_start_is_a_result(budgets: Study) -> None:
     comparison = budgets.compare()
     first = comparison.pairings[0]
-    expected = f"{KEY}=0.104: the engine does not start for lack of memory (0.40 of the 0.50 GiB needed)."
+    expected = (
+        "gpu_memory_utilization=0.104: the engine does not start for lack of memory (0.40 of the 0.50 GiB needed)."
+    )
     assert sentence(comparison, first, "throughput_req_per_s") == expected
     assert "6 runs did not start for lack of memory." in caption(comparison)
     assert "left out" not in caption(comparison)
@@ -80,7 +84,9 @@ def test_budgets_stand_in_the_order_of_their_capacity(budgets: Study) -> None:
     title, table, _ = engine_section(budgets, budgets.compare())
     assert title == "## KV budgets"
     lines = [row for row in table.splitlines()[2:] if "| on |" in row]
-    assert [row.split(" | ")[0] for row in lines] == [f"| {KEY}={budget}" for budget in ("0.9", "0.2", "0.11", "0.104")]
+    assert [row.split(" | ")[0] for row in lines] == [
+        f"| gpu_memory_utilization={budget}" for budget in ("0.9", "0.2", "0.11", "0.104")
+    ]
     assert "1,310,720 tokens (80.00 GiB)" in lines[0]
     assert "0.800 of 0.800" in lines[0] and "0 to 300" in lines[0]
     assert "does not start (0.40 of the 0.50 GiB needed)" in lines[3]
@@ -133,6 +139,48 @@ def test_a_search_for_saturation_has_more_values_than_there_are_colours(tmp_path
     assert "| SLO met |" in search_section(study, study.compare())[2]
 
 
+def saturated(folder: Path, **beyond: float) -> str:
+    """The section of a search whose knee is at 128 of 256 requests, with the measures `beyond` it."""
+    speedups = {"64": 1.0, "128": 1.5, "256": 1.5}
+    make_study(folder, compare="max_num_seqs", speedups=speedups, trials=3, requests=24)
+    save_search(
+        SearchRecord(kind="saturation", key="max_num_seqs", found="it stops rising", knee=128, best=256), folder
+    )
+    at_knee = {"tokens_per_step": 1000.0, "duration_s": 10.0, "engine_steps": 100.0, "mean_in_flight": 127.0}
+    at_knee |= {"requests_running_mean": 120.0, "kv_usage_peak": 0.3, "preemptions": 0.0, "queue_ms_mean": 5.0}
+    at_knee |= {"limit_share": 0.6, "prompt_pressure": 0.4}
+    study = edit(folder, lambda run: measured(run, **at_knee | (beyond if run.arm == "256" else {})))
+    return "\n".join(search_section(study, study.compare()))
+
+
+def test_a_search_shows_its_points_with_intervals_and_why_it_ends(tmp_path: Path) -> None:
+    text = saturated(
+        tmp_path / "s", tokens_per_step=2000.0, engine_steps=52.0, mean_in_flight=250.0, requests_running_mean=245.0
+    )
+    study = load_study(tmp_path / "s")
+    level = study.compare().level({}, "128")
+    assert level is not None
+    low, high = t_interval(np.array(level.measures["throughput_req_per_s"]), 0.9)
+    mean = number(level.mean("throughput_req_per_s"))
+    assert f"| 128 (knee) | {mean} ({number(float(low))} to {number(float(high))}) |" in text
+    assert "| 128 (knee) | 127 | 120 | 1,000 | 100 | 5.00 | 0.40 | 30% | 0.00 | 0.80 | 60% |" in text
+    assert "Why it stops there, by what changed from max_num_seqs=128 to 256:" in text
+    assert "2.00 times as many tokens (1,000 to 2,000) in 1.92 times the time (100 to 192 ms): each token costs" in text
+    assert "The KV cache is not the limit: 30% of its blocks in use at most, no preemption a round." in text
+    assert "reaches 60% and 60%" in text and "in flight the engine ran" not in text and "The load kept" not in text
+
+
+def test_a_search_says_which_limit_the_engine_has_met(tmp_path: Path) -> None:
+    full = saturated(
+        tmp_path / "full", kv_usage_peak=0.99, preemptions=7.0, mean_in_flight=256, requests_running_mean=90
+    )
+    assert "The KV cache is full: 99% of its blocks in use at most, 7.00 preemptions a round." in full
+    assert "Of 256 requests in flight the engine ran 90.0 at once; they waited 5.00 ms on average." in full
+    idle = saturated(tmp_path / "idle", mean_in_flight=140.0)
+    assert "The load kept 140 requests in flight on average, not 256." in idle
+    assert "steps do not grow any more" in idle
+
+
 def test_arms_are_told_apart_beyond_the_first_round_of_colours() -> None:
     assert len({(colour(i), str(line(i)), marker(i)) for i in range(36)}) == 36
 
@@ -147,17 +195,37 @@ def test_capacity_of_two_gpus_is_twice_the_memory_less_once_the_weights(tmp_path
         capacity = n * (125 * GIB - weights) / 65536
         engine = {"kv_bytes_per_token": 65536, "model_memory_bytes": weights}
         engine |= {"links": "NV18", "all_reduce": "custom", "nccl_version": "2.28.9"} if n > 1 else {}
-        config = {"gpu": {"tensor_parallel_size": n}}
-        return measured(run, kv_capacity_tokens=capacity, limit_share=0.4) | {"engine": engine, "config": config}
+        engine["kv_capacity_tokens"] = capacity
+        config = {"gpu": {"tensor_parallel_size": n, "link_bytes_per_s": 450e9}}
+        floor = {"limit_prefill_s": 1.2 / n, "limit_decode_s": 0.1 / n, "limit_s": 1.2 / n, "limit_share": 0.3}
+        floor |= {"limit_all_reduce_s": 0.1} if n > 1 else {}
+        rate = run.rounds[0].measures["throughput_req_per_s"] / n
+        found = measured(
+            run, kv_capacity_tokens=capacity, duration_s=4.0 / n, throughput_req_per_s_per_gpu=rate, **floor
+        )
+        return found | {"engine": engine, "config": config}
 
     study = edit(tmp_path / "s", change)
     text = "\n".join(tensor_parallel_section(study, study.compare()))
     ratio = (2 * 125 - 15) / (125 - 15)
     assert f"holds {ratio:.3f} times as many tokens" in text and f"arithmetic expects {ratio:.3f} times" in text
     assert "| 2 | NV18 | custom | 2.28.9 | 7.50 |" in text
+    row = study.compare().row("throughput_req_per_s", {}, "2")
+    assert (
+        row is not None
+        and f"throughput is {row.estimate:.2f} times that of 1" in text
+        and "A GPU does less in 1 and more in 0 of them by its interval" in text
+    )
+    assert "| 2 | 2.00 | 0.600 | 0.0500 | 0.100 | 5.0% | 30% |" in text
+    assert "450 GB/s in one direction" in text and "no NVLink" not in text
     row = study.compare().row("tpot_ms_p50", {}, "2")
     assert row is not None and f"{row.estimate:.2f}, {row.low:.2f} to {row.high:.2f}, improves" in text
     assert tensor_parallel_section(study, study.compare("gpu.tensor_parallel_size", "2"))
+    study = edit(
+        tmp_path / "s", lambda run: {"engine": {**run.engine, "links": "SYS"}} if run.arm == "2" else {"error": None}
+    )
+    (last,) = tensor_parallel_section(study, study.compare())[-1:]
+    assert last.startswith("The links found (SYS) are no NVLink")
 
 
 @pytest.mark.parametrize("baseline", ["vllm_server", "vllm_async"])

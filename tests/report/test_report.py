@@ -7,14 +7,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 from matplotlib.image import imread
+from matplotlib.text import Text
+from matplotlib.transforms import Bbox
 
-from llmexp.analyze.study import load_study
+from llmexp.analyze.study import Study, load_study
 from llmexp.errors import ConfigError
 from llmexp.report.markdown import brief
 from llmexp.report.plots import plots
 from llmexp.report.report import ReportFiles, write_report
-from llmexp.results import load_run, load_study_record, save_study
+from llmexp.report.table import caption
+from llmexp.results import Percentile, load_run, load_study_record, save_study
 from llmexp.schema.study import Claim
 from tests.analyze.synthetic import make_study
 from tests.analyze.test_pairs import change
@@ -122,7 +128,7 @@ def test_simulated_data_is_labelled_in_every_title(tmp_path: Path) -> None:
     assert {plot.name for plot in drawn} == FIGURES
     for plot in drawn:
         assert plot.title.startswith("SIMULATED")
-        assert plot.figure.get_suptitle().startswith("SIMULATED")
+        assert any(text.get_text().startswith("SIMULATED") for text in plot.figure.findobj(Text))
         assert plot.caption.split()[0] in plot.figure.get_supxlabel()
     text = write_report(study, tmp_path / "s").markdown.read_text()
     assert text.startswith("# SIMULATED")
@@ -135,8 +141,8 @@ def test_arms_differ_without_colour(tmp_path: Path) -> None:
     drawn = {plot.name: plot.figure for plot in plots(study, study.compare())}
     lines = [line for line in drawn["latency_distributions"].axes[0].lines if line.get_linewidth() > 1]
     assert len({line.get_linestyle() for line in lines}) == 3
-    markers = {tuple(map(tuple, c.get_paths()[0].vertices)) for c in drawn["hit_rates"].axes[0].collections}
-    assert len(markers) == 3
+    counted = [line for line in drawn["hit_rates"].axes[0].lines if line.get_label() == "counted"]
+    assert len({line.get_marker() for line in counted}) == 3
 
 
 def test_distributions_end_at_every_request(tmp_path: Path) -> None:
@@ -147,6 +153,90 @@ def test_distributions_end_at_every_request(tmp_path: Path) -> None:
         x, y = np.asarray(line.get_xdata()), np.asarray(line.get_ydata())
         assert (len(x), y[0], y[-1]) == (31, 0, 1)
         assert (np.diff(x) >= 0).all()
+
+
+def texts(figure: Figure) -> list[tuple[str, Bbox]]:
+    """Every text that a figure shows, with its place in pixels."""
+    canvas = FigureCanvasAgg(figure)
+    for _ in range(2):  # the second knows how large the labels are
+        canvas.draw()
+    found = [*figure.texts, *(text for legend in figure.legends for text in (legend.get_title(), *legend.get_texts()))]
+    for panel in filter(Axes.get_visible, figure.axes):
+        found += [panel.title, panel.xaxis.label, panel.yaxis.label, *panel.texts]
+        found += panel.get_legend().get_texts() if panel.get_legend() else []
+        for axis in (panel.xaxis, panel.yaxis):
+            low, high = sorted(axis.get_view_interval())
+            ticks = [tick for tick in axis.get_major_ticks() if low <= tick.get_loc() <= high]
+            found += [label for tick in ticks for label in (tick.label1, tick.label2)]
+    return [(one.get_text(), one.get_window_extent()) for one in found if one.get_visible() and one.get_text().strip()]
+
+
+SHAPES = (("16", "3570", "8"), ("64", "3570", "8"), ("64", "168", "256"))
+NAMES = ("workload.num_requests", "workload.prefix_tokens", "workload.output_tokens")
+
+
+@pytest.fixture(scope="module")
+def degrees(tmp_path_factory: pytest.TempPathFactory) -> Study:
+    """One and two GPUs in six cells whose names are long and whose throughputs are far apart."""
+    folder = tmp_path_factory.mktemp("degrees") / "tp"
+    cells = [
+        {"engine": engine, **dict(zip(NAMES, shape, strict=True))}
+        for engine in ("vllm_server", "vllm_async")
+        for shape in SHAPES
+    ]
+    speedups = {"1": 1.0, "2": 1.6}
+    record = make_study(
+        folder, cells=cells, trials=3, requests=8, compare="gpu.tensor_parallel_size", speedups=speedups
+    )
+    for plan in record.runs:
+        rounds = load_run(folder / plan.name).rounds
+        factor = 1.0 if plan.cell["workload.num_requests"] == "16" else 9.0
+        rate = {"throughput_req_per_s": factor * rounds[0].measures["throughput_req_per_s"]}
+        rate["throughput_req_per_s_per_gpu"] = rate["throughput_req_per_s"] / int(plan.arm)
+        more = {**rate, "duration_s": 1.0, "limit_s": 0.4, "limit_share": 0.4, "limit_prefill_s": 0.4}
+        changed = [one.model_copy(update={"measures": {**one.measures, **more}}) for one in rounds]
+        gpu = {"gpu": {"tensor_parallel_size": int(plan.arm), "link_bytes_per_s": 450e9}}
+        change(folder / plan.name, rounds=tuple(changed), config=gpu)
+    return load_study(folder)
+
+
+def test_no_text_of_a_figure_covers_another_or_leaves_it(degrees: Study) -> None:
+    for plot in plots(degrees, degrees.compare()):
+        found = texts(plot.figure)
+        width, height = plot.figure.canvas.get_width_height()
+        for i, (text, place) in enumerate(found):
+            assert place.x0 > -1 and place.y0 > -1 and place.x1 < width + 1 and place.y1 < height + 1, (plot.name, text)
+            for other, there in found[:i]:
+                assert not place.padded(-1).overlaps(there.padded(-1)), (plot.name, text, other)
+
+
+def test_every_panel_shows_all_that_it_is_for(degrees: Study) -> None:
+    drawn = {plot.name: plot.figure for plot in plots(degrees, degrees.compare())}
+    assert {"effect_by_cell", "floor", "throughput_curve"} <= drawn.keys()
+    for name, figure in drawn.items():
+        for panel in filter(Axes.get_visible, figure.axes):
+            assert panel.lines or panel.patches, (name, panel.get_title())
+    titles = [panel.get_title() for panel in drawn["effect_by_cell"].axes if panel.get_visible()]
+    assert "e2e p95" not in titles and {"throughput", "throughput a GPU", "TPOT p50"} <= {*titles}  # of 8 requests
+    for panel in drawn["throughput_curve"].axes:
+        bottom, top = panel.get_ylim()
+        assert all(bottom <= y <= top for line in panel.lines for y in line.get_ydata())
+
+
+def test_a_percentile_without_enough_requests_is_told_in_its_place(tmp_path: Path) -> None:
+    cells = [{"max_num_seqs": "8"}, {"max_num_seqs": "32"}]
+    record = make_study(tmp_path / "s", cells=cells, trials=3, requests=30)
+    for plan in record.runs[::2]:
+        run = load_run(tmp_path / "s" / plan.name)
+        unknown = {"e2e_ms_p95": Percentile(value=None, low=None, high=None, n=30)}
+        rounds = [one.model_copy(update={"percentiles": {**one.percentiles, **unknown}}) for one in run.rounds]
+        if plan.cell == cells[0]:
+            change(run.folder, rounds=tuple(rounds), percentiles={**run.percentiles, **unknown})
+    study = load_study(tmp_path / "s")
+    drawn = {plot.name: plot.figure for plot in plots(study, study.compare())}["effect_by_cell"]
+    (panel,) = [panel for panel in drawn.axes if panel.get_title() == "e2e p95"]
+    assert [text.get_text() for text in panel.texts] == ["too few requests"]
+    assert "-: too few requests for that percentile." in caption(study.compare())
 
 
 @pytest.mark.parametrize(
@@ -196,8 +286,8 @@ def test_a_report_on_another_key_answers_the_claims_of_the_study(tmp_path: Path)
     assert "- cache=on: max_num_seqs=32 raised throughput" in text
     assert "**supported** | in every cell that it covers | on, max_num_seqs=8" in text
     drawn = {plot.name: plot.figure for plot in plots(study, study.compare("max_num_seqs"))}
-    labels = [text.get_text() for text in drawn["hit_rates"].axes[0].get_legend().get_texts()]
-    assert labels == ["max_num_seqs=8: 12 rounds", "max_num_seqs=32: 12 rounds"]
+    labels = [text.get_text() for text in drawn["hit_rates"].axes[0].get_yticklabels()]
+    assert labels == [f"max_num_seqs={n}, cache={arm}" for n in (8, 32) for arm in ("off", "on")]
 
 
 def test_trials_that_are_all_the_same_are_drawn(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ import pytest
 from rich.console import Console
 
 from llmexp.analyze.study import load_study
-from llmexp.report.table import cells_table, number, ratio, to_markdown
-from tests.analyze.synthetic import make_study
+from llmexp.report.table import HEADLINES, cells_table, number, ratio, to_markdown
+from tests.analyze.synthetic import make_study, same_in_every_trial
 
 
 def render(folder: Path) -> str:
@@ -27,8 +27,52 @@ def test_ratios_with_intervals_and_verdicts_within_100_columns(tmp_path: Path) -
     assert f"{comparison.tested} comparisons at a false discovery rate of 10%" in " ".join(text.split())
     row = comparison.row("throughput_req_per_s", cells[3], "on")
     assert row is not None
-    for words in ("off → on", f"{row.low:.2f} to {row.high:.2f}", "improves", "0.00 → 0.80", "3/3", "=shuffled"):
+    for words in ("off → on", f"{row.low:.2f} to {row.high:.2f}", "improves", "0.00 →", "3/3", "order=shuffled"):
         assert words in text
+
+
+SHAPES = (("16", "3570", "23", "8"), ("64", "3570", "23", "8"), ("64", "168", "32", "256"))
+KEYS = [f"workload.{name}" for name in ("num_requests", "prefix_tokens", "suffix_tokens", "output_tokens")]
+
+
+def test_long_names_of_cells_leave_every_word_whole(tmp_path: Path) -> None:
+    engines = ("vllm_server", "vllm_async")
+    cells = [
+        {"engine": engine, **dict(zip(KEYS, shape, strict=True)), "rounds": "2"}
+        for engine in engines
+        for shape in SHAPES
+    ]
+    speedups = {"1": 1.0, "2": 1.0}
+    make_study(
+        tmp_path / "s", cells=cells, trials=3, requests=60, compare="gpu.tensor_parallel_size", speedups=speedups
+    )
+    text = render(tmp_path / "s")
+    assert max(map(len, text.splitlines())) <= 100
+    rows = [row for row in load_study(tmp_path / "s").compare().rows if row.measure in HEADLINES]
+    assert text.count("inconclusive") == sum(row.verdict == "inconclusive" for row in rows) > 6
+    assert text.split().count("prefix_tokens=3570") == 4
+    legend = "Cells by engine, workload.{num_requests,prefix_tokens,suffix_tokens,output_tokens}; all with rounds=2."
+    assert legend in " ".join(text.split()) and text.count("rounds=2") == text.count("workload.") == 1
+    markdown = to_markdown(load_study(tmp_path / "s").compare())
+    assert "| engine=vllm_async num_requests=64 prefix_tokens=168 suffix_tokens=32 output_tokens=256 |" in markdown
+
+
+def test_short_names_stay_apart(tmp_path: Path) -> None:
+    cells = [{"model.path": model, "workload.path": path} for model in ("a", "b") for path in ("x", "y")]
+    make_study(tmp_path / "s", cells=cells, trials=1, requests=20)
+    comparison = load_study(tmp_path / "s").compare()
+    assert comparison.label(cells[1]) == "model.path=a workload.path=y"
+    make_study(tmp_path / "t", cells=[{"a": "1"}, {"a": "1", "b": "2"}], trials=1, requests=20)
+    assert [load_study(tmp_path / "t").compare().label(cell) for cell in ({"a": "1"}, {"a": "1", "b": "2"})] == [
+        "a=1",
+        "b=2",
+    ]
+
+
+def test_one_cell_needs_no_column(tmp_path: Path) -> None:
+    make_study(tmp_path / "s", cells=[{"max_num_seqs": "8"}], trials=1, requests=50)
+    text = render(tmp_path / "s")
+    assert "cell" not in text and "All with max_num_seqs=8." in text
 
 
 def test_one_trial_is_not_replicated(tmp_path: Path) -> None:
@@ -45,7 +89,7 @@ def test_one_trial_is_not_replicated(tmp_path: Path) -> None:
 def test_two_trials_claim_no_interval(tmp_path: Path) -> None:
     make_study(tmp_path / "s", trials=2, requests=50)
     text = render(tmp_path / "s")
-    assert "no interval below 3 trials" in text
+    assert "no interval" in text and "No interval below 3 trials." in text
     assert " to " not in text.replace("ratio to", "")
 
 
@@ -72,6 +116,22 @@ def test_simulated_numbers_say_so(tmp_path: Path) -> None:
     assert "SIMULATED" in render(tmp_path / "s")
     make_study(tmp_path / "m", trials=1, requests=50)
     assert "SIMULATED" not in render(tmp_path / "m")
+
+
+def test_a_simulation_repeated_looks_like_no_replication(tmp_path: Path) -> None:
+    make_study(tmp_path / "s", trials=3, requests=50, simulated=True, trial_noise=0)
+    same_in_every_trial(tmp_path / "s")
+    text = render(tmp_path / "s")
+    assert "deterministic" in text and "the same in every trial" in " ".join(text.split())
+    assert not {"improves", "to", "Verdicts:", "intervals"} & {*text.replace("ratio to", "").split()}
+
+
+def test_intervals_of_a_simulation_are_over_workloads(tmp_path: Path) -> None:
+    make_study(tmp_path / "s", trials=3, requests=50, simulated=True)
+    text = render(tmp_path / "s")
+    assert "90% intervals over workloads" in text and "Verdicts over workloads:" in text
+    make_study(tmp_path / "one", trials=1, requests=50, simulated=True)
+    assert "one workload" in render(tmp_path / "one") and "not replicated" not in render(tmp_path / "one")
 
 
 def test_markdown_has_as_many_cells_in_every_line(tmp_path: Path) -> None:

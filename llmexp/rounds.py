@@ -117,7 +117,6 @@ def _measured(plan: Preparation, engine: Engine, index: int, so_far: SoFar, tick
             spill=part(plan.folder, index),
             stall_timeout_s=config.engine.stall_timeout_s,
         )
-    spill.write(sent.trace, part(plan.folder, index))
     if engine.steps is not None:
         so_far.steps.append(steps_of_round(engine.steps, index, sent.origin_monotonic_s))
     counted = settled(engine.counters).since(before)

@@ -21,6 +21,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 import llmexp
+from llmexp import interrupt
 from llmexp.client import journal
 from llmexp.client.arrivals import arrivals
 from llmexp.client.async_llm import Guest
@@ -74,9 +75,9 @@ def replay(
 
     `salted` gives each request a `cache_salt` of its own. `seed` determines the arrivals. `progress` is
     called with the numbers of ended and of all requests. Once `interrupted` is set nothing more is sent,
-    requests in flight end with the error "interrupted", and the trace so far is returned. When a worker dies,
-    or on Ctrl-C, the trace so far goes to the Parquet file `spill` before the error goes on; if this process is killed,
-    the workers leave it beside that file.
+    requests in flight end with the error "interrupted", and the trace so far is returned. The trace goes to the
+    Parquet file `spill` in any case, also when a worker dies or on Ctrl-C, before the error goes on; if this process is
+    killed, the workers leave it beside that file.
 
     Raises ConfigError or WorkloadError if this workload cannot be sent as asked, EngineError if a worker
     fails, or if requests are in flight and none gets a token for `stall_timeout_s`.
@@ -121,21 +122,24 @@ def replay(
         stack.callback(crew.kill)
         origin, origin_wall = crew.start()
         error: BaseException | None = None
+        safe = stack.enter_context(ExitStack())
         try:
             crew.work(len(workload), progress, interrupted, stall_timeout_s)
+            safe.enter_context(interrupt.held())  # until the trace is on disk
         except BaseException as caught:  # also Ctrl-C: what was measured is kept first
             error = caught
+            safe.enter_context(interrupt.held())
         crew.finish()
         journals = {job.worker: journal.read(job.journal) for job in jobs}
         outcomes = [outcome for _, outcome in journals.values() if outcome is not None]
         if error is None and len(outcomes) < workers:
             error = EngineError(crew.obituary())
-    records = {k: kept for k, (kept, _) in journals.items()}
-    trace = gather(records, round_index=round_index, origin=origin)
-    if error is not None:
+        records = {k: kept for k, (kept, _) in journals.items()}
+        trace = gather(records, round_index=round_index, origin=origin)
         if spill is not None:
             write(trace, spill)
-        raise error
+        if error is not None:
+            raise error
     check = check_client(
         trace,
         outcomes,

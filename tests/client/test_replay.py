@@ -289,6 +289,36 @@ def test_ctrl_c_spills_what_was_measured_and_leaves_no_process(tmp_path: Path) -
     assert trace["error"].to_pylist().count(None) == len(trace) - 2 == 4
 
 
+def test_a_signal_after_the_last_answer_does_not_lose_the_round(tmp_path: Path) -> None:
+    script = textwrap.dedent(
+        """
+        import os
+        import signal
+        import sys
+        from pathlib import Path
+        from llmexp import interrupt
+        from llmexp.client import replay
+        from llmexp.schema.load import ClosedLoop
+        from tests.client.sending import numbered, send
+        interrupt.install()
+        gather = replay.gather
+        def interrupted(*arguments, **more):
+            os.kill(os.getpid(), signal.SIGTERM)
+            return gather(*arguments, **more)
+        replay.gather = interrupted
+        try:
+            send(sys.argv[1], numbered(4), ClosedLoop(concurrency=2), spill=Path(sys.argv[2]))
+        except KeyboardInterrupt:
+            sys.exit(130)
+        """
+    )
+    spill = tmp_path / "spilled.parquet"
+    with golden_server() as server:
+        command = [sys.executable, "-c", script, server.url, str(spill)]
+        assert subprocess.run(command, timeout=60).returncode == 130
+    assert pq.read_table(spill)["error"].to_pylist() == [None] * 4
+
+
 def test_workers_end_with_their_parent() -> None:
     script = "import sys; from tests.client.sending import *; send(sys.argv[1], numbered(2))"
     with golden_server(fault="stall") as server:

@@ -2,7 +2,8 @@
 
 Injects every fault at every stage into real processes, and puts a line an injection into OUT.jsonl, to which a later
 call adds; `--table` prints what it holds. All of llmexp is real; the engine is a stand-in in vLLM's shape
-(`tests/faults/engine.py`), or with `--vllm` a vLLM with a tiny random model.
+(`tests/faults/engine.py`), or with `--vllm` a vLLM with a tiny random model. It takes a minute to start: there, up to
+`--chain` faults of a kind hit one study, each as it goes on after the one before, before it may come to its end.
 """
 
 import argparse
@@ -18,54 +19,60 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
+from typing import Literal
 
 from llmexp import tracking
 from llmexp.schema.config import TrackingConfig
-from tests.faults.case import REQUESTS, ROOT, RUNS, Case, Found, plain
+from tests.faults.case import KEEPER, REQUESTS, ROOT, RUNS, Case, Found, plain
 from tests.faults.nursery import Nursery
 
 Stage = Callable[[Case], bool]
 
 
 def _started(case: Case) -> bool:
-    return any("Initializing" in log.read_text() for log in case.runs.glob("*/engine.log"))
+    return any(case.fresh(log) and "Initializing" in log.read_text() for log in case.runs.glob("*/engine.log"))
 
 
 def _in_round(case: Case) -> bool:
     if case.vllm:
-        return (case.runs / RUNS[0] / ".room").exists()
+        return f"{RUNS[0]}: warm-up" in case.said() and (case.runs / RUNS[0] / ".room").exists()
     return case.notes.exists() and sum(line[0] != "0" for line in case.notes.read_text().splitlines()) >= 2
 
 
 def _in_second_run(case: Case) -> bool:
-    return (case.runs / RUNS[1] / "config.yaml").exists()
+    return case.fresh(case.runs / RUNS[1] / "config.yaml")
 
 
 STAGES: dict[str, Stage] = {
     "start": _started,
     "warm-up": lambda case: f"{RUNS[0]}: engine" in case.said(),
     "round": _in_round,
-    "record": lambda case: any((case.runs / RUNS[0]).glob("requests*.parquet")),
-    "logging": lambda case: (case.runs / RUNS[0] / "summary.json").exists(),
+    "record": lambda case: any(map(case.fresh, (case.runs / RUNS[0]).glob("requests*.parquet"))),
+    "logging": lambda case: case.fresh(case.runs / RUNS[0] / "summary.json"),
     "second run": _in_second_run,
-    "report": lambda case: all((case.runs / name / "summary.json").exists() for name in RUNS),
+    "report": lambda case: case.fresh(case.runs / RUNS[1] / "summary.json"),
 }
+# How long a stage of a real engine lasts at least: a fault hits anywhere in it.
+LASTS_S = {"start": 15.0, "round": 5.0}
 
 
 @dataclass(frozen=True)
 class Fault:
-    """`inject` starts a case's study and brings the fault about; `times` is how often the campaign does so."""
+    """`inject` starts a case's study and brings the fault about; `times` is how often the campaign does so.
+
+    `on` says which engine it can hit.
+    """
 
     name: str
     stage: str
     inject: Callable[[Case], None]
     times: int = 5
-    on_vllm: bool = False
+    on: Literal["stand-in", "vllm", "both"] = "stand-in"
 
     @property
     def needs_mount(self) -> bool:
@@ -79,7 +86,7 @@ class Fault:
 def _jitter(case: Case, stage: str) -> None:
     """Somewhere in a stage, not only at its beginning."""
     case.until(STAGES[stage])
-    time.sleep(random.random() * 0.05)
+    time.sleep(random.random() * (LASTS_S.get(stage, 0.05) if case.vllm else 0.05))
 
 
 def _signal_llmexp(stage: str, *numbers: int) -> Callable[[Case], None]:
@@ -94,9 +101,10 @@ def _signal_llmexp(stage: str, *numbers: int) -> Callable[[Case], None]:
     return inject
 
 
-def _signal_engine(stage: str, name: str, number: int, *more: str) -> Callable[[Case], None]:
+def _signal_engine(stage: str, name: str, number: int) -> Callable[[Case], None]:
     def inject(case: Case) -> None:
-        case.start(*more)
+        hangs = f"engine.stall_timeout_s={8 if case.vllm else 1.5}"
+        case.start(*([hangs] if number == signal.SIGSTOP else []))
         _jitter(case, stage)
         case.kill(case.process(name), number)
 
@@ -276,26 +284,26 @@ def _edited(case: Case) -> None:
     prompts.write_text(before)
 
 
-FRONT, CORE, WORKER, KEEPER = "tests.faults.engine", "EngineCore", "client.worker", "keeper.py"
-HANGS = ("engine.stall_timeout_s=1.5",)
+FRONT, CORE, DEVICE, CLIENT = "vllm.entrypoints.openai.api_server", "EngineCore", "VLLM::Worker", "client.worker"
 _ONCE = ("start", "warm-up", "round", "record", "logging", "second run", "report")
 
 FAULTS = [
-    *(Fault("SIGKILL of llmexp", stage, _signal_llmexp(stage, signal.SIGKILL), 6, True) for stage in _ONCE),
-    *(Fault("SIGTERM", stage, _signal_llmexp(stage, signal.SIGTERM), 3) for stage in _ONCE),
-    *(Fault("SIGINT", stage, _signal_llmexp(stage, signal.SIGINT), 3) for stage in _ONCE),
+    *(Fault("SIGKILL of llmexp", stage, _signal_llmexp(stage, signal.SIGKILL), 6, "both") for stage in _ONCE),
+    *(Fault("SIGTERM", stage, _signal_llmexp(stage, signal.SIGTERM), 3, "both") for stage in _ONCE),
+    *(Fault("SIGINT", stage, _signal_llmexp(stage, signal.SIGINT), 3, "both") for stage in _ONCE),
     *(Fault("SIGINT twice", stage, _signal_llmexp(stage, signal.SIGINT, signal.SIGINT), 4) for stage in _ONCE),
     Fault("SIGINT three times", "round", _signal_llmexp("round", *[signal.SIGINT] * 3), 3),
     *(
-        Fault(f"SIGKILL of the {name}", stage, _signal_engine(stage, word, signal.SIGKILL), 4, True)
+        Fault(f"SIGKILL of the {name}", stage, _signal_engine(stage, word, signal.SIGKILL), 4, "both")
         for name, word in (("engine's front end", FRONT), ("engine's core", CORE), ("engine's keeper", KEEPER))
         for stage in ("start", "warm-up", "round")
         if not (word == CORE and stage == "start")  # it may have none yet
     ),
-    Fault("SIGKILL of a client worker", "round", _signal_engine("round", WORKER, signal.SIGKILL), 8),
-    Fault("SIGSTOP of a client worker", "round", _signal_engine("round", WORKER, signal.SIGSTOP, *HANGS), 3),
-    Fault("SIGSTOP of the engine's core", "round", _signal_engine("round", CORE, signal.SIGSTOP, *HANGS), 5, True),
-    Fault("SIGSTOP of the engine's front end", "round", _signal_engine("round", FRONT, signal.SIGSTOP, *HANGS), 5),
+    Fault("SIGKILL of the engine's worker", "round", _signal_engine("round", DEVICE, signal.SIGKILL), 4, "vllm"),
+    Fault("SIGKILL of a client worker", "round", _signal_engine("round", CLIENT, signal.SIGKILL), 8, "both"),
+    Fault("SIGSTOP of a client worker", "round", _signal_engine("round", CLIENT, signal.SIGSTOP), 3, "both"),
+    Fault("SIGSTOP of the engine's core", "round", _signal_engine("round", CORE, signal.SIGSTOP), 5, "both"),
+    Fault("SIGSTOP of the engine's front end", "round", _signal_engine("round", FRONT, signal.SIGSTOP), 5, "both"),
     Fault("engine never answers", "start", _engine("deaf", "engine.ready_timeout_s=2"), 2),
     Fault("out of memory", "start", _engine("no_memory"), 3),
     Fault("port taken before it is bound", "start", _engine("port"), 3),
@@ -339,13 +347,23 @@ class Site:
         except OSError:
             self.can_mount = False
 
-    def inject(self, fault: Fault, vllm: bool = False) -> Found:
+    def inject(self, fault: Fault) -> Found:
         """One injection, from an empty folder to the resumed study."""
-        found = Found(fault.name, fault.stage)
+        return self.inject_all([fault])[0]
+
+    def inject_all(self, faults: Sequence[Fault], vllm: bool = False) -> list[Found]:
+        """Faults that hit one study one after the other, until it is complete; then it is resumed to its end."""
         case = Case(self.nursery, self.folder / f"case-{time.monotonic_ns()}", self.store, vllm)
+        all_found: list[Found] = []
         try:
-            fault.inject(case)
-            case.look(found)
+            for fault in faults:
+                all_found.append(found := Found(fault.name, fault.stage))
+                fault.inject(case)
+                case.look(found)
+                if vllm and found.exit_code != -signal.SIGKILL:
+                    found.running = case.running()
+                if found.exit_code == 0:
+                    break
             case.resume(found)
         except Exception as error:  # of the injection itself: it shows in the table, and the others go on
             found.message.append(f"FAILED: {type(error).__name__}: {error}")
@@ -353,9 +371,11 @@ class Site:
             case.close()
             for disk in ("runs", "mlruns"):
                 subprocess.run(["umount", "-l", str(case.folder / disk)], capture_output=True, check=False)
-            if not found.problems:
+            for earlier in all_found[:-1]:
+                earlier.resumed = found.resumed
+            if not any(one.problems for one in all_found):
                 shutil.rmtree(case.folder, ignore_errors=True)
-        return found
+        return all_found
 
     def close(self) -> None:
         self.nursery.close()
@@ -439,6 +459,7 @@ def main() -> None:
     parser.add_argument("--times", type=int)
     parser.add_argument("--seconds", type=float, default=3600.0)
     parser.add_argument("--vllm", action="store_true")
+    parser.add_argument("--chain", type=int, default=4, help="with --vllm, faults that hit one study")
     parser.add_argument("--jobs", type=int, default=1, help="injections at a time")
     parser.add_argument("--parallel", type=int, default=0)
     parser.add_argument("--table", action="store_true")
@@ -464,17 +485,32 @@ def main() -> None:
         to_do: list[tuple[int, Fault]] = []
         for fault in FAULTS:
             chosen = any(word in fault.key for word in asked.only) if asked.only else True
-            if chosen and (fault.on_vllm or not asked.vllm):
+            if chosen and fault.on in ("both", "vllm" if asked.vllm else "stand-in"):
                 before = sum((line["fault"], line["stage"]) == (fault.name, fault.stage) for line in done)
                 to_do += [(k, fault) for k in range(before, asked.times or fault.times)]
         to_do.sort(key=lambda item: item[0])  # the first of every fault, then the second, however far it gets
+        chains = _chains([fault for _, fault in to_do], asked.chain if asked.vllm else 1)
 
-        def inject(fault: Fault) -> None:
-            if time.monotonic() - began < asked.seconds:
-                keep(made.inject(fault, asked.vllm))
+        def inject(chain: list[Fault]) -> None:
+            while chain and time.monotonic() - began < asked.seconds:
+                all_found = made.inject_all(chain, asked.vllm)
+                for found in all_found:
+                    keep(found)
+                chain = chain[len(all_found) :]
 
         with ThreadPoolExecutor(asked.jobs) as pool:
-            list(pool.map(inject, [fault for _, fault in to_do]))
+            list(pool.map(inject, chains))
+
+
+def _chains(faults: Sequence[Fault], longest: int) -> list[list[Fault]]:
+    """Faults of one name after each other, whose stages come one after the other."""
+    chains: list[list[Fault]] = []
+    for fault in faults:
+        if chains and chains[-1][-1].name == fault.name and len(chains[-1]) < longest:
+            chains[-1].append(fault)
+        else:
+            chains.append([fault])
+    return chains
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from llmexp import tracking
+from llmexp.engines.target import Target
 from llmexp.errors import ResultError
 from llmexp.results import RunResult, load_run
 from llmexp.schema.config import TrackingConfig
@@ -31,10 +32,14 @@ STUDY = [
     "workload=unique_prefix", f"workload.num_requests={REQUESTS}", "workload.prefix_tokens=64",
     "workload.suffix_tokens=16", "workload.output_tokens=4", "client.lag_limit_ms=10000", "engine.stop_timeout_s=2",
 ]  # fmt: skip
+# A real engine takes its time to start, so more is asked of it: rounds of some seconds, and two of them.
+ON_VLLM = ["rounds=2", "workload.num_requests=24", "workload.output_tokens=64", "kv.cache_memory_bytes=134217728"]
 RUNS = ("arm-a.trial-0", "arm-b.trial-0")
+KEEPER = "keeper.py"
 # A request that ends so shortly before a kill may not have reached the journal: a heartbeat, on a loaded machine.
 GRACE_S = 0.06
 PATIENCE_S = 400.0
+CLOCK_TICK_S = 0.02  # by which a file's time may lie behind the clock
 
 
 @dataclass
@@ -81,6 +86,8 @@ class Case:
         self.environment = {"FAULT_NOTES": str(self.notes), "PYTHONPATH": str(ROOT)}
         self.hit_at = float("inf")
         self.vllm = vllm
+        self._began = 0.0
+        self._owed = ("", 0)  # the run that was hit in a round, and how many of its requests a vLLM had finished
         self.servers: list[subprocess.Popen[bytes]] = []
         self._nursery = nursery
         self._mark = ""
@@ -90,7 +97,9 @@ class Case:
         if store is not None:
             (folder / "mlruns").mkdir()
             shutil.copy(store, folder / "mlruns" / "mlflow.db")
-        if not vllm:
+        if vllm:
+            self.arguments += ON_VLLM
+        else:
             python = folder / "python"
             python.write_text(f'#!/bin/sh\nexec {sys.executable} -m tests.faults.engine "$@"\n')
             python.chmod(python.stat().st_mode | stat.S_IXUSR)
@@ -108,6 +117,8 @@ class Case:
     def start(self, *more: str) -> int:
         """Starts the study and returns its PID."""
         self._mark = uuid.uuid4().hex
+        self._began = time.time()
+        self.hit_at, self._owed = float("inf"), ("", 0)
         self.out.write_text("")
         environment = {**self.environment, MARK: self._mark}
         self._pid = self._nursery.start([*self.arguments, *more], self.folder, self.out, environment)
@@ -122,8 +133,15 @@ class Case:
             assert time.monotonic() < deadline, f"it did not come to that stage: {self.said()}"
             time.sleep(0.003)
 
+    def fresh(self, path: Path) -> bool:
+        """Whether the command that was started last has written a file."""
+        return path.exists() and path.stat().st_mtime > self._began - CLOCK_TICK_S
+
     def kill(self, pid: int, number: int = signal.SIGKILL) -> None:
         """Sends a signal; the fault has hit."""
+        if self.vllm and self.hit_at == float("inf"):
+            self._owed = self._finished_by_vllm()
+            time.sleep(GRACE_S)
         self.hit_at = min(self.hit_at, time.monotonic())
         os.kill(pid, number)
 
@@ -147,7 +165,7 @@ class Case:
                 ours = group in self._groups
                 if not ours and self._has_mark(process):
                     ours = True
-                    if "keeper.py" in " ".join(process.cmdline()):
+                    if KEEPER in " ".join(process.cmdline()):
                         self._groups.add(group)  # whose other members may hide their environment, as vLLM's do
                 living = ours and process.pid != self._pid and process.status() != psutil.STATUS_ZOMBIE
                 if living and name in " ".join(process.cmdline()):
@@ -158,12 +176,15 @@ class Case:
         return process.environ().get(MARK) == self._mark
 
     def process(self, name: str) -> int:
-        """The PID of one of them."""
+        """The PID of one of them. The keeper's command line holds the engine's, and is not meant by that."""
         deadline = time.monotonic() + PATIENCE_S
-        while not (found := self.processes(name)):
-            assert time.monotonic() < deadline
+        while True:
+            for process in self.processes(name):
+                with contextlib.suppress(psutil.Error):
+                    if name == KEEPER or KEEPER not in " ".join(process.cmdline()):
+                        return process.pid
+            assert time.monotonic() < deadline, f"no {name} comes up: {self.said()}"
             time.sleep(0.005)
-        return found[0].pid
 
     def results(self) -> dict[str, RunResult]:
         found = {}
@@ -183,11 +204,40 @@ class Case:
             count += int(resets) > 0 and int(place) < REQUESTS and float(end_s) < self.hit_at - GRACE_S
         return count
 
-    def traced(self) -> tuple[int, int]:
+    def _finished_by_vllm(self) -> tuple[str, int]:
+        """The run that has a round under way, and how many of its measured requests its vLLM has finished."""
+        for name in RUNS:
+            if (self.runs / name / ".room").exists() and f"{name}: warm-up" in self.said():
+                before = [path for path in self.runs.glob("*/requests*.parquet") if self.fresh(path)]
+                of_others = sum(pq.read_metadata(path).num_rows for path in before if path.parent.name != name)
+                return name, self._counted_by_vllm() - of_others
+        return "", 0
+
+    def _counted_by_vllm(self) -> int:
+        """How many requests with more than 50 output tokens, as only measured ones have, its metrics count."""
+        keeper = psutil.Process(self.process(KEEPER))
+        line = keeper.cmdline()
+        target = Target(f"http://127.0.0.1:{line[line.index('--port') + 1]}", "", keeper.environ().get("VLLM_API_KEY"))
+        page = target.get("/metrics").decode()
+        found = re.findall(r"^vllm:request_generation_tokens_(count|bucket)\{([^}]*)\} (\S+)$", page, re.MULTILINE)
+        count = sum(float(value) for kind, _, value in found if kind == "count")
+        return int(count - sum(float(value) for _, labels, value in found if 'le="50.0"' in labels))
+
+    def lost(self) -> int:
+        """How many requests had been answered whole when the fault hit, of which no trace on disk holds anything."""
+        if self.vllm:
+            name, finished = self._owed
+            return max(finished - self.traced(name)[0], 0) if name else 0
+        return max(self.answered() - self.traced()[0], 0)
+
+    def traced(self, run: str = "*") -> tuple[int, int]:
         """How many ended requests the traces on disk hold, and how many files of them cannot be read."""
         rows = unreadable = 0
         saved = [Path(folder) for folder in re.findall(r"is in (\S*llmexp-saved-\w+) instead", self.said())]
-        for path in [*self.runs.glob("*/requests*.parquet"), *(path for folder in saved for path in folder.iterdir())]:
+        for path in [
+            *self.runs.glob(f"{run}/requests*.parquet"),
+            *(path for folder in saved for path in folder.iterdir()),
+        ]:
             try:
                 rows += pq.read_table(path)["error"].null_count
             except (OSError, pa.ArrowInvalid):
@@ -199,6 +249,10 @@ class Case:
         client, experiment = tracking.open_store(self.tracking)
         return {run.info.run_name: run.info.status for run in client.search_runs([experiment])}
 
+    def running(self) -> list[str]:
+        """The runs that MLflow shows as running."""
+        return [name for name, status in self.in_mlflow().items() if status == "RUNNING"]
+
     def look(self, found: Found) -> None:
         """Notes what the fault has left behind."""
         found.exit_code = self.ended()
@@ -208,9 +262,8 @@ class Case:
         found.orphans = len(left)
         for process in left:
             process.kill()
-        rows, found.unreadable = self.traced()
-        if not self.vllm:
-            found.lost = max(self.answered() - rows, 0)
+        found.unreadable = self.traced()[1]
+        found.lost = self.lost()
         found.traceback = "Traceback (most recent call last)" in self.said()
         found.message = message(self.said())
 
@@ -224,7 +277,7 @@ class Case:
         whole = code == 0 and sorted(results) == sorted(RUNS)
         whole = whole and all(run.status in ("complete", "refused") for run in results.values())
         shown = self.in_mlflow()
-        found.running = [name for name, status in shown.items() if status == "RUNNING"]
+        found.running += self.running()
         found.resumed = whole and {shown.get(name) for name in (*RUNS, "s")} == {"FINISHED"}
         if not found.resumed:
             found.message += [f"RESUME {code}: {self.said()[-1500:]}", str(shown)]

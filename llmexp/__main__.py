@@ -18,7 +18,7 @@ from llmexp.words import either, nearest
 def main() -> None:
     """The entry of `llmexp` and `python -m llmexp`.
 
-    Exit codes: 2 wrong input, 1 failure, 3 a single run that is not valid, 130 Ctrl-C.
+    Exit codes: `llmexp.errors`, `llmexp.interrupt`; a KeyboardInterrupt may say what became of the work.
     """
     arguments = sys.argv[1:]
     try:
@@ -36,9 +36,9 @@ def main() -> None:
         if refusal := storage_error(error):
             end_with(refusal)
         raise
-    except KeyboardInterrupt:
-        print("llmexp: interrupted; what was measured is kept, and study.name=NAME goes on with it", file=sys.stderr)
-        sys.exit(interrupt.EXIT_CODE)
+    except KeyboardInterrupt as interruption:
+        print(f"llmexp: {interruption or 'interrupted'}", file=sys.stderr)
+        sys.exit(interrupt.exit_code())
 
 
 def _experiment(arguments: list[str]) -> None:

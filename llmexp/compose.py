@@ -1,6 +1,7 @@
 """From command-line overrides to a config: where conf/ is, what `gpu=auto` means, and errors in plain words."""
 
 import errno
+import json
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -81,13 +82,23 @@ def resolve(composed: DictConfig) -> Config:
     if OmegaConf.select(composed, "gpu.device") == "auto":
         composed = composed.copy()
         simulated = OmegaConf.select(composed, "engine.kind") == "simulator"  # on no device of this machine
-        found = OmegaConf.load(conf_dir() / "gpu" / f"{_SIMULATED_GPU if simulated else _device()}.yaml")
+        device = _calibrated(OmegaConf.select(composed, "engine.calibration")) if simulated else _device()
+        found = OmegaConf.load(conf_dir() / "gpu" / f"{device}.yaml")
         asked = {
             key: value for key, value in composed.gpu.items() if value is not None and key not in ("name", "device")
         }
         with open_dict(composed):
             composed.gpu = OmegaConf.merge(found, asked)
     return validate(composed)
+
+
+def _calibrated(calibration: str | None) -> str:
+    """The device that `gpu=auto` simulates: that of the calibration, else the same everywhere."""
+    try:
+        device = str(json.loads(Path(calibration or "").read_bytes())["gpu"])
+    except (OSError, ValueError, LookupError, TypeError):  # the engine's check says what is wrong with it
+        return _SIMULATED_GPU
+    return device if (conf_dir() / "gpu" / f"{device}.yaml").is_file() else _SIMULATED_GPU
 
 
 def _device() -> str:

@@ -5,6 +5,8 @@ import os
 
 from llmexp.secrets import redacted
 
+# How the command ends, but for signals (llmexp.interrupt).
+FAILED, WRONG_INPUT, NOT_VALID = 1, 2, 3
 _LONGEST_LINE = 1000  # characters; what was found may be anything
 
 
@@ -12,18 +14,25 @@ class LlmexpError(Exception):
     """A failure with a message meant for the user; printed without a traceback.
 
     Messages are shown, logged and kept, and quote what others said: secrets are taken out, long lines cut.
+    `exit_code`: with what the command ends.
     """
+
+    exit_code = FAILED
 
     def __init__(self, message: object = "") -> None:
         super().__init__("\n".join(map(_cut, redacted(str(message)).splitlines())))
 
 
 class ConfigError(LlmexpError):
-    """A key of the config has a value that cannot be used."""
+    """A key of the config, or an option, has a value that cannot be used."""
+
+    exit_code = WRONG_INPUT
 
 
 class WorkloadError(LlmexpError):
     """A workload cannot be built or sent as asked (file, line and what is wrong with it)."""
+
+    exit_code = WRONG_INPUT
 
 
 class EngineError(LlmexpError):
@@ -64,7 +73,9 @@ class TrackingError(LlmexpError):
 
 
 class ResultError(LlmexpError):
-    """A run or study on disk is missing, broken or not comparable."""
+    """A run or study that was named is missing, broken or not comparable."""
+
+    exit_code = WRONG_INPUT
 
 
 def _cut(line: str) -> str:

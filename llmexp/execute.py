@@ -108,7 +108,7 @@ def _measure(plan: Preparation, lease: EngineLease, so_far: SoFar) -> None:
 
     with ExitStack() as stack:
         asked = time.monotonic()
-        with phase(f"{plan.name}: engine {config.engine.kind}, model {plan.model.name}"):
+        with phase(f"{plan.name}: engine {config.engine.kind}, model {plan.model.name}, gpu {config.gpu.name}"):
             engine, reused = stack.enter_context(lease.engine(config, plan.model, plan.folder, while_starting))
         so_far.timings_s["engine_start"] = 0.0 if reused else engine.launch_s
         so_far.timings_s["engine_wait"] = time.monotonic() - asked - so_far.timings_s["engine_start"]

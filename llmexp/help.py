@@ -31,6 +31,9 @@ _USAGE = """\
   python -m llmexp report FOLDER             the report of a study again
   python -m llmexp doctor                    whether this machine is fit for runs, and what earlier ones have left
   python -m llmexp --cfg job KEY=VALUE …     the config that a run would have
+
+[bold]Exit codes[/]: 0 all is well; 1 something failed while it ran; 2 wrong input, before anything starts; 3 a single
+run was measured, but is not valid; 130 Ctrl-C; 143 SIGTERM
 """
 
 

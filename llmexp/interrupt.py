@@ -6,11 +6,16 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-EXIT_CODE = 130
 _ANSWER = b"llmexp: ending already, and writing down what was measured; once more ends it at once\n"
 
 _seen = 0
+_first = int(signal.SIGINT)
 _holding = _pending = False
+
+
+def exit_code() -> int:
+    """With what a process ends that was interrupted: 130 by Ctrl-C, 143 by SIGTERM."""
+    return 128 + _first
 
 
 def install() -> None:
@@ -21,13 +26,15 @@ def install() -> None:
 
 
 def _take(number: int, frame: object) -> None:
-    global _seen, _pending
+    global _seen, _first, _pending
     _seen += 1
+    if _seen == 1:
+        _first = number
     if _seen == 1 and not _holding:
         raise KeyboardInterrupt
     _pending = _pending or _seen == 1
     if _seen > 2:
-        os._exit(EXIT_CODE)  # the engine's keeper and the client's workers notice and end too
+        os._exit(exit_code())  # the engine's keeper and the client's workers notice and end too
     os.write(2, _ANSWER)
 
 

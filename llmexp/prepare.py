@@ -10,11 +10,13 @@ from typing import Any
 
 from llmexp import fingerprint, hardware, models
 from llmexp.client.replay import require_written
+from llmexp.engines import devices, simulator
 from llmexp.engines.kinds import kind_of
 from llmexp.errors import ConfigError
 from llmexp.models import Model
 from llmexp.schema.config import Config
 from llmexp.schema.engine import OwnVllm
+from llmexp.schema.engine import Simulator as SimulatorConfig
 from llmexp.workloads.audit import Audit, audit, require_no_reuse
 from llmexp.workloads.build import build
 from llmexp.workloads.workload import Workload
@@ -26,7 +28,7 @@ _CONTROL = "unique_prefix"  # the kind of workload that must share nothing
 @dataclass(frozen=True)
 class Preparation:
     """A run that can start. `fingerprint` hashes all that can change its numbers, `asked` what of that does not
-    depend on the machine."""
+    depend on the machine. `here`: it would be made on this machine."""
 
     config: Config
     study: str
@@ -34,6 +36,7 @@ class Preparation:
     folder: Path
     model: Model
     workload: Workload
+    here: bool
     environment: Mapping[str, Any]
     asked: str
     fingerprint: str
@@ -43,10 +46,12 @@ class Preparation:
 def prepare(config: Config, here: bool = True) -> Preparation:
     """Checks a config against engine, disk and model, and builds what is sent.
 
-    `here`: the run is to be made on this machine, so that its devices are checked too.
+    `here`: the run is to be made on this machine, so that its devices are checked too; what is only planned may be
+    for a machine with others.
     Raises ConfigError or WorkloadError.
     """
     started = time.monotonic()
+    here = here and not (config.study.plan_only and lacking(config))
     kind_of(config).check(config, here)
     require_writable(Path(config.runs_dir))
     study = config.study.name or timestamp()
@@ -56,6 +61,8 @@ def prepare(config: Config, here: bool = True) -> Preparation:
     require_written(workload, config.client)
     if config.workload.kind == _CONTROL:
         account(config, workload, None)
+    if isinstance(config.engine, SimulatorConfig):
+        simulator.require_fit(config, model, workload)
     environment = hardware.environment(config.engine.python if isinstance(config.engine, OwnVllm) else None)
     asked = fingerprint.asked(config.model_dump(mode="json"), model, workload.sha256)
     return Preparation(
@@ -65,11 +72,19 @@ def prepare(config: Config, here: bool = True) -> Preparation:
         folder=Path(config.runs_dir).absolute() / study / name,
         model=model,
         workload=workload,
+        here=here,
         environment=environment,
         asked=fingerprint.of(asked),
         fingerprint=fingerprint.of(asked | fingerprint.conditions(environment)),
         duration_s=time.monotonic() - started,
     )
+
+
+def lacking(config: Config) -> str | None:
+    """What this machine lacks of the devices that an engine of our own would need; None if nothing."""
+    if not isinstance(config.engine, OwnVllm):
+        return None
+    return devices.lacking(config.gpu.device, config.gpu.tensor_parallel_size)
 
 
 def account(config: Config, workload: Workload, block_size: int | None) -> Audit:

@@ -2,21 +2,25 @@
 
 import fcntl
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from llmexp import fingerprint, results
 from llmexp.errors import ResultError
 from llmexp.prepare import Preparation
+from llmexp.words import count
 
 _LOCKS = ".locks"
 
 
-def is_done(run: Preparation, here: bool = True) -> bool:
+def is_done(run: Preparation) -> bool:
     """Whether a run is complete and its files are what it wrote.
 
-    `here`: a repetition would be made on this machine, so that its hardware and software count as well.
+    Where a repetition would be made on this machine, its hardware and software count as well.
     Raises ResultError if the run is complete but measured something else than would be measured now.
     """
     try:
@@ -26,9 +30,9 @@ def is_done(run: Preparation, here: bool = True) -> bool:
     if found.status not in ("complete", "refused") or not results.is_intact(found):
         return False
     try:
-        if found.fingerprint == run.fingerprint or (not here and found.config["run"].get("planned") == run.asked):
+        if found.fingerprint == run.fingerprint or (not run.here and found.config["run"].get("planned") == run.asked):
             return True
-        changed = _changed(found, run, here) or ["the model's files"]
+        changed = _changed(found, run) or ["the model's files"]
     except (KeyError, TypeError, AttributeError):
         changed = [f"its {results.SUMMARY} is of another version of llmexp"]
     raise ResultError(
@@ -37,10 +41,10 @@ def is_done(run: Preparation, here: bool = True) -> bool:
     )
 
 
-def _changed(found: results.RunResult, run: Preparation, here: bool) -> list[str]:
+def _changed(found: results.RunResult, run: Preparation) -> list[str]:
     before = fingerprint.asked(found.config, run.model, found.workload_sha256)
     now = fingerprint.asked(run.config.model_dump(mode="json"), run.model, run.workload.sha256)
-    if here:
+    if run.here:
         before |= fingerprint.conditions(found.environment)
         now |= fingerprint.conditions(run.environment)
     return fingerprint.difference(before, now)
@@ -52,6 +56,22 @@ def is_complete(folder: Path) -> bool:
         return results.load_run(folder).status == "complete"
     except ResultError:
         return False
+
+
+def interrupted(folders: Sequence[Path]) -> str:
+    """What the runs in these folders have come to, for whoever interrupted them."""
+    recorded = sum(_recorded_requests(folder / results.TRACE) for folder in folders)
+    if not recorded:
+        return "interrupted before anything was measured"
+    where = folders[0] if len(folders) == 1 else folders[0].parent
+    return f"interrupted; what was measured is kept: {count(recorded, 'request')} in {where}"
+
+
+def _recorded_requests(trace: Path) -> int:
+    try:
+        return int(pq.read_metadata(trace).num_rows)
+    except (OSError, pa.ArrowException):
+        return 0
 
 
 @contextmanager

@@ -17,10 +17,10 @@ from llmexp.compose import open_keys, resolve
 from llmexp.engines.lease import EngineLease, launch_key
 from llmexp.errors import ConfigError, LlmexpError, ResultError, TrackingError
 from llmexp.plan import Design
-from llmexp.prepare import Preparation, prepare, timestamp
+from llmexp.prepare import Preparation, lacking, prepare, timestamp
 from llmexp.progress import console
 from llmexp.results import PlannedRun, RunResult, SearchRecord, StudyRecord
-from llmexp.resume import alone, is_done
+from llmexp.resume import alone, interrupted, is_complete, is_done
 from llmexp.schema.config import Config
 from llmexp.schema.study import StudyConfig
 from llmexp.words import count
@@ -77,7 +77,7 @@ def sweep(arguments: Sequence[str], base: DictConfig, context: HydraContext, tas
     jobs = _jobs(design, shared, name, taken.shared, composed, here, held)
     identity = results.identity(folder)
     record = _record(design, shared, name, identity, jobs, arguments)
-    to_do = [job for job in jobs if not is_done(job.preparation, here)]
+    to_do = [job for job in jobs if not is_done(job.preparation)]
     broken = sum(job.preparation.folder.exists() for job in to_do)
     console.print(
         f"Study {name}: {count(len(design.arms), 'arm')} × {count(len(design.cells), 'cell')} × "
@@ -118,7 +118,7 @@ def sweep(arguments: Sequence[str], base: DictConfig, context: HydraContext, tas
                 grown = plan.design({**swept, str(asked.search_key): in_order}, asked)
                 jobs = _jobs(grown, shared, name, taken.shared, composed, here, _held(folder))
                 results.save_study(_record(grown, shared, name, identity, jobs, arguments), folder)
-                return jobs, make([job for job in jobs if not is_done(job.preparation, here)])
+                return jobs, make([job for job in jobs if not is_done(job.preparation)])
 
             failures = _search(shared.study, made, folder)
         else:
@@ -130,11 +130,14 @@ def sweep(arguments: Sequence[str], base: DictConfig, context: HydraContext, tas
         if tracked:
             _log(shared, folder, jobs, study, tracked, status)
     except BaseException as error:
-        what = f"Study {name} is not complete. To go on: the same command with study.name={name}"
+        complete = f"{sum(is_complete(job.preparation.folder) for job in jobs)} of {count(len(jobs), 'run')} complete"
+        what = f"Study {name}: {complete}. To go on: the same command with study.name={name}"
         console.print(what, highlight=False, soft_wrap=True)
         if tracked:
             with suppress(TrackingError):  # then the next command closes it
                 tracking.close_study(tracked, "failed" if status == "complete" else status)
+        if isinstance(error, KeyboardInterrupt):
+            raise KeyboardInterrupt(interrupted([job.preparation.folder for job in jobs])) from None
         if not failures or not isinstance(error, ResultError):  # without a single run there is no report
             raise
     if failures:
@@ -369,11 +372,10 @@ def _launch(
         lease.close()
     if lease.launches:
         console.print(f"{count(lease.launches, 'engine launch')} took {lease.launch_s:.0f} s", highlight=False)
-    here = launchers.on_this_host(launchers.name_of(base))
     failures = []
     for i, job in enumerate(jobs):
         try:
-            if i in failed or not is_done(job.preparation, here):
+            if i in failed or not is_done(job.preparation):
                 reason = failed.get(i) or gave_up or f"it left no complete run in {job.preparation.folder}"
                 failures.append(f"{job.planned.name}: {reason}")
         except ResultError as error:
@@ -407,6 +409,9 @@ def _print_plan(jobs: Sequence[_Job], to_do: Sequence[_Job], runs_dir: Path, lau
         state = (broken or "to do") if job.planned.name in waiting else "complete"
         table.add_row(str(job.planned.trial), str(job.planned.position), job.planned.name, state)
     console.print(table)
+    here = jobs if launchers.on_this_host(launcher) else []
+    for reason in dict.fromkeys(filter(None, (lacking(job.preparation.config) for job in here))):
+        console.print(f"Not to be made on this machine: {reason}", highlight=False, soft_wrap=True)
     console.print(_expected_time(to_do, runs_dir, launcher), highlight=False)
 
 

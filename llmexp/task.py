@@ -18,13 +18,11 @@ from omegaconf import DictConfig
 
 from llmexp import interrupt
 from llmexp.compose import resolve
-from llmexp.errors import ConfigError, EngineError, LlmexpError, WorkloadError, storage_error
+from llmexp.errors import NOT_VALID, ConfigError, EngineError, LlmexpError, storage_error
 
 if TYPE_CHECKING:
     from llmexp.engines.lease import EngineLease
     from llmexp.schema.config import Config
-
-WRONG_INPUT, FAILED, NOT_VALID = 2, 1, 3
 
 
 def make_run(composed: DictConfig, lease: "EngineLease | None" = None, worker: "Worker | None" = None) -> str:
@@ -93,24 +91,25 @@ def _die_with(owner: int) -> None:
 
 def _single(config: "Config") -> str:
     """Makes the run and shows what it measured; a run that is not valid ends the process with a code of its own."""
+    from llmexp.prepare import prepare
+
+    plan = prepare(config)  # before the rest is imported, which takes longer: wrong input is not to wait for it
+
     from rich.console import Console
 
     from llmexp.engines.lease import EngineLease
     from llmexp.execute import make
-    from llmexp.prepare import prepare
     from llmexp.report.run_table import run_table, verdict
-    from llmexp.resume import alone, is_complete
+    from llmexp.resume import alone, interrupted, is_complete
     from llmexp.tracking import ui_command
 
-    plan = prepare(config)
     with alone(plan.folder):
         if is_complete(plan.folder):
             raise ConfigError(f"study.name: got {plan.study}, which has a complete run {plan.name}; give another name")
         try:
             made = make(plan, EngineLease(keep=False))
         except KeyboardInterrupt:
-            print(f"Folder: {plan.folder}", file=sys.stderr)
-            raise
+            raise KeyboardInterrupt(interrupted([plan.folder])) from None
     if made.status == "refused":
         raise EngineError(made.error)
     console = Console()
@@ -152,6 +151,6 @@ def _of_study(config: "Config", lease: "EngineLease | None") -> str:
 
 
 def end_with(error: LlmexpError) -> NoReturn:
-    """Ends the process with the error's message: code 2 for wrong input, 1 for a failure."""
+    """Ends the process with the error's message and code."""
     print(f"llmexp: {error}", file=sys.stderr)
-    sys.exit(WRONG_INPUT if isinstance(error, ConfigError | WorkloadError) else FAILED)
+    sys.exit(error.exit_code)

@@ -123,6 +123,6 @@ def test_a_server_that_is_not_there_is_told_in_a_line(tmp_path: Path) -> None:
     done = subprocess.run(
         [*command, "--tracking-uri", "http://me:CANARY-pw@127.0.0.1:9"], cwd=tmp_path, capture_output=True, text=True
     )
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "MLflow cannot be asked" in done.stderr
     assert "Traceback" not in done.stderr and "CANARY" not in done.stderr + done.stdout

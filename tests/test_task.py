@@ -1,7 +1,9 @@
 """A single run from the command line: what it shows, how it ends, and that it destroys nothing."""
 
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -49,6 +51,22 @@ def test_a_run_that_is_not_valid_says_why_and_ends_with_a_code_of_its_own(tmp_pa
     )
     assert shown.returncode == 0
     assert "contract_broken" in shown.stdout
+
+
+@pytest.mark.parametrize(("how", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interruption_before_anything_was_measured_says_so(how: signal.Signals, code: int, tmp_path: Path) -> None:
+    overrides = ["engine=endpoint", "model=tiny_random", "gpu=cpu", "kv.block_size=16", "tracking=off", *SMALL]
+    with golden_server(ttft_s=60.0) as server:
+        command = [sys.executable, "-m", "llmexp", f"engine.url={server.url}", *overrides, "study.name=s"]
+        running = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+        while not server.seen:  # of the warm-up, or the question whether it streams
+            assert running.poll() is None
+            time.sleep(0.05)
+        running.send_signal(how)
+        _, said = running.communicate(timeout=60)
+    assert running.returncode == code
+    assert said.splitlines()[-1] == "llmexp: interrupted before anything was measured"
+    assert "requests.parquet" not in said
 
 
 def test_a_plan_of_a_single_run_and_a_report_without_a_place_are_refused(tmp_path: Path) -> None:

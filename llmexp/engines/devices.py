@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from llmexp import hardware
+from llmexp import hardware, words
 from llmexp.errors import EngineError
 from llmexp.hardware import Gpu
 
@@ -39,8 +39,8 @@ def claim(device: str, count: int, wait_s: float) -> Iterator[Claim]:
     usable: dict[str, Gpu | None] = {"cpu": None}
     if device == "cuda":
         usable = {gpu.uuid: gpu for gpu in visible_gpus()}
-        if len(usable) < count:
-            raise EngineError(f"gpu.tensor_parallel_size: got {count}; {len(usable)} GPUs are visible here")
+        if reason := lacking(device, count):
+            raise EngineError(reason)
     else:
         count = 1
     began = time.monotonic()
@@ -63,6 +63,16 @@ def claim(device: str, count: int, wait_s: float) -> Iterator[Claim]:
             print(f"Waiting for {device}: one engine a device, and {_holders(usable)}", file=sys.stderr, flush=True)
             told = True
         time.sleep(_POLL_S)
+
+
+def lacking(device: str, count: int) -> str | None:
+    """What this machine lacks for an engine on `count` devices, None if nothing."""
+    present = len(visible_gpus()) if device == "cuda" else count
+    if present >= count:
+        return None
+    if not present:
+        return f"gpu.device: got {device}; no GPU is visible here"
+    return f"gpu.tensor_parallel_size: got {count}; {words.count(present, 'GPU')} visible here"
 
 
 def _holders(names: Iterable[str]) -> str:

@@ -9,14 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from llmexp import models
 from llmexp.engines.engine import EngineFacts
 from llmexp.errors import ConfigError
 from llmexp.models import Model
 from llmexp.schema.config import Config
 from llmexp.schema.engine import Simulator as SimulatorConfig
+from llmexp.workloads.workload import Workload
 
 if TYPE_CHECKING:
-    from llmexp.simulate.calibration import CalibrationFile
     from llmexp.simulate.engine import SimulatedEngine
 
 VERSION = "simulated vLLM 0.32"
@@ -37,16 +38,26 @@ class Simulator:
 
 
 def check(config: Config, here: bool = True) -> None:
-    """Refuses what a simulation cannot do, and a calibration that cannot be read. Raises ConfigError."""
+    """Refuses what a simulation cannot do, and an engine whose cost or KV cache cannot be known. Raises ConfigError."""
     if not config.reset_cache:
         raise ConfigError("reset_cache: got false; accepted with engine=simulator is true: each round begins empty")
     if config.warm_up.prompts == "workload":
         raise ConfigError("warm_up.prompts: got 'workload'; accepted with engine=simulator is 'neutral'")
-    if _calibration(config) is None and (config.gpu.flops_per_s is None or config.gpu.bandwidth_bytes_per_s is None):
-        raise ConfigError(
-            f"engine=simulator: the datasheet of gpu={config.gpu.name} is not known; set engine.calibration to a file "
-            "of `llmexp calibrate`, or gpu to one with rates, such as gpu=h200"
-        )
+    _engine(config, models.locate(config.model))
+
+
+def require_fit(config: Config, model: Model, workload: Workload) -> None:
+    """Refuses a workload that the engine of a config could never serve. Raises ConfigError."""
+    from llmexp.simulate.errors import RequestNeverFitsError, TokenBudgetTooSmallError
+
+    try:
+        _engine(config, model).settings.require_fit(workload.prompt_tokens, workload.output_tokens)
+    except RequestNeverFitsError as error:
+        asked = f"kv.num_blocks: got {config.kv.num_blocks or 'null'}"
+        raise ConfigError(f"{asked}; {error}: give more, or ask for shorter requests") from None
+    except TokenBudgetTooSmallError as error:
+        asked = f"scheduler.max_num_batched_tokens: got {config.scheduler.max_num_batched_tokens or 'null'}"
+        raise ConfigError(f"{asked}; {error}: give more, or ask for shorter requests") from None
 
 
 def arguments(config: Config, model: Model) -> list[str]:
@@ -56,11 +67,11 @@ def arguments(config: Config, model: Model) -> list[str]:
 
 
 def start(config: Config, model: Model, folder: Path, while_starting: Callable[[], None]) -> Simulator:
-    """Makes the engine of a config. Raises ConfigError where its cost or its KV cache cannot be known."""
-    from llmexp.simulate.engine import engine_of, weight_bytes
+    """Makes the engine of a config."""
+    from llmexp.simulate.engine import weight_bytes
 
     while_starting()
-    made = engine_of(config, model, _calibration(config))
+    made = _engine(config, model)
     settings = made.settings
     return Simulator(
         made,
@@ -77,8 +88,10 @@ def start(config: Config, model: Model, folder: Path, while_starting: Callable[[
     )
 
 
-def _calibration(config: Config) -> "CalibrationFile | None":
+def _engine(config: Config, model: Model) -> "SimulatedEngine":
     from llmexp.simulate.calibration import load
+    from llmexp.simulate.engine import engine_of
 
     assert isinstance(config.engine, SimulatorConfig)
-    return None if config.engine.calibration is None else load(config.engine.calibration)
+    path = config.engine.calibration
+    return engine_of(config, model, None if path is None else load(path))

@@ -91,11 +91,8 @@ def check(config: Config, here: bool = True) -> None:
         raise ConfigError(
             f"kv.block_size: got {config.kv.block_size}; accepted on gpu={config.gpu.name} is a multiple of {multiple}"
         )
-    present = len(devices.visible_gpus())
-    if here and config.gpu.device == "cuda" and config.gpu.tensor_parallel_size > present:
-        raise ConfigError(
-            f"gpu.tensor_parallel_size: got {config.gpu.tensor_parallel_size}; {present} GPUs are visible here"
-        )
+    if here and (reason := devices.lacking(config.gpu.device, config.gpu.tensor_parallel_size)):
+        raise ConfigError(f"{reason} (gpu=auto takes what is here; study.plan_only=true plans for elsewhere)")
 
 
 def _require_own_arguments(args: Mapping[str, Any]) -> None:

@@ -110,6 +110,15 @@ class Config(Section):
             raise ValueError(f"{' and '.join(given)}: set one KV budget at most")
         return self
 
+    @model_validator(mode="after")
+    def _a_token_for_each(self) -> "Config":
+        budget = self.scheduler.max_num_batched_tokens
+        if budget is not None and budget < self.max_num_seqs and self.engine.kind != "endpoint":
+            raise ValueError(
+                f"scheduler.max_num_batched_tokens: got {budget}; accepted is max_num_seqs={self.max_num_seqs} or more"
+            )
+        return self
+
 
 # Sections without a group of files: their defaults come from the schema alone.
 _SECTIONS: dict[str, type[Section]] = {

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from llmexp.errors import LlmexpError
+from llmexp.errors import WRONG_INPUT, LlmexpError
 
 
 class SimulationError(LlmexpError):
@@ -23,6 +23,8 @@ class TimeStandsStillError(SimulationError):
 
 class CalibrationError(SimulationError):
     """The measured steps do not determine the coefficients of the cost."""
+
+    exit_code = WRONG_INPUT
 
 
 StandstillReason = Literal["stuck", "timeless", "fruitless"]

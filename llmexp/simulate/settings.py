@@ -3,7 +3,11 @@
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+import numpy as np
+import numpy.typing as npt
+
 from llmexp.errors import ConfigError
+from llmexp.simulate.errors import RequestNeverFitsError, TokenBudgetTooSmallError
 
 Policy = Literal[
     "fcfs",
@@ -70,6 +74,23 @@ class Settings:
     def vllm_can(self) -> bool:
         """Whether vLLM has an engine with these settings."""
         return self.policy in ("fcfs", "priority") and self.batching == "continuous" and self.prefix_cache == "blocks"
+
+    def require_fit(self, prompt_tokens: npt.NDArray[np.integer], output_tokens: npt.NDArray[np.integer]) -> None:
+        """Raises ``RequestNeverFitsError`` and ``TokenBudgetTooSmallError`` if one of these requests, shape (n,), could
+        never be served."""
+        longest = prompt_tokens.astype(np.int64) + output_tokens - 1  # the last token is not fed back
+        blocks = -(-longest // self.block_size)
+        for i in np.flatnonzero(blocks > self.num_gpu_blocks - 1)[:1]:
+            raise RequestNeverFitsError(
+                f"request {i}: {longest[i]} tokens need {blocks[i]} blocks of {self.block_size}, but "
+                f"num_gpu_blocks={self.num_gpu_blocks} gives {self.num_gpu_blocks - 1}"
+            )
+        if not self.enable_chunked_prefill:
+            for i in np.flatnonzero(longest > self.max_num_batched_tokens)[:1]:
+                raise TokenBudgetTooSmallError(
+                    f"request {i}: up to {longest[i]} tokens must be computed in one step with "
+                    f"enable_chunked_prefill=False, but max_num_batched_tokens={self.max_num_batched_tokens}"
+                )
 
     @property
     def watermark_blocks(self) -> int:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import ModuleType
 
 import numpy as np
 import pyarrow as pa
@@ -10,7 +11,6 @@ from llmexp.errors import ConfigError
 from llmexp.simulate import loop
 from llmexp.simulate.arrivals import Arrivals
 from llmexp.simulate.cost import NO_FRONT_END, UNIT_COST, FrontEnd, StepCost
-from llmexp.simulate.errors import RequestNeverFitsError, TokenBudgetTooSmallError
 from llmexp.simulate.records import (
     REQUEST_COUNTS,
     REQUEST_TIMES,
@@ -22,11 +22,6 @@ from llmexp.simulate.records import (
 from llmexp.simulate.requests import Floats, Ints, Request, Requests
 from llmexp.simulate.scheduler import Scheduler
 from llmexp.simulate.settings import Settings
-
-try:
-    from llmexp.simulate import kernel
-except ImportError:  # numba comes with vLLM; without it the plain loop makes the same records, slowly
-    kernel = None  # type: ignore[assignment]
 
 
 @dataclass(frozen=True)
@@ -81,16 +76,27 @@ def simulate(
     if not isinstance(requests, Requests):
         requests = Requests.of(requests, settings.block_size)
     _check(requests, settings, max_concurrency)
+    kernel = _kernel()
     if compiled is None:
         compiled = kernel is not None and settings.vllm_can
     elif compiled and not settings.vllm_can:
         raise ConfigError("compiled=True: only what vLLM can do is compiled")
     if compiled:
+        assert kernel is not None
         tables = kernel.run(requests, settings, cost, max_concurrency, keeps_place, front_end)
     else:
         arrivals = Arrivals(requests, max_concurrency, keeps_place, front_end)
         tables = loop.run(requests, Scheduler(settings), cost, arrivals)
     return _simulation(requests, settings, tables)
+
+
+def _kernel() -> ModuleType | None:
+    """What is compiled. Numba comes with vLLM; without it the plain loop makes the same records, slowly."""
+    try:
+        from llmexp.simulate import kernel
+    except ImportError:
+        return None
+    return kernel
 
 
 def _check(requests: Requests, settings: Settings, max_concurrency: int | None) -> None:
@@ -100,19 +106,7 @@ def _check(requests: Requests, settings: Settings, max_concurrency: int | None) 
         )
     if max_concurrency is not None and max_concurrency < 1:
         raise ConfigError(f"max_concurrency={max_concurrency}: must be at least 1")
-    longest = requests.prompt_tokens + requests.output_tokens - 1  # the last token is not fed back
-    blocks = -(-longest // settings.block_size)
-    for i in np.flatnonzero(blocks > settings.num_gpu_blocks - 1)[:1]:
-        raise RequestNeverFitsError(
-            f"request {i}: {longest[i]} tokens need {blocks[i]} blocks of {settings.block_size}, but "
-            f"num_gpu_blocks={settings.num_gpu_blocks} gives {settings.num_gpu_blocks - 1}"
-        )
-    if not settings.enable_chunked_prefill:
-        for i in np.flatnonzero(longest > settings.max_num_batched_tokens)[:1]:
-            raise TokenBudgetTooSmallError(
-                f"request {i}: up to {longest[i]} tokens must be computed in one step with "
-                f"enable_chunked_prefill=False, but max_num_batched_tokens={settings.max_num_batched_tokens}"
-            )
+    settings.require_fit(requests.prompt_tokens, requests.output_tokens)
 
 
 def _simulation(requests: Requests, settings: Settings, tables: Tables) -> Simulation:

@@ -50,7 +50,7 @@ def test_a_complete_study_is_not_repeated_and_another_engine_is_not_mixed_in(
     assert "4 complete already" in again.stderr
     assert "engine vllm_server" not in again.stderr
     changed = subprocess.run([*command, "study.name=s", "rounds=3"], cwd=folder, capture_output=True, text=True)
-    assert changed.returncode == 1
+    assert changed.returncode == 2
     assert "config.rounds: 2 -> 3" in changed.stderr
 
 
@@ -67,6 +67,7 @@ def test_ctrl_c_keeps_what_was_measured_and_leaves_no_process(how: signal.Signal
     assert family
     running.send_signal(how)
     assert running.wait(120) == code
+    assert "llmexp: interrupted; what was measured is kept: " in (tmp_path / "out").read_text()
     assert not [process for process in family if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
     (folder,) = (tmp_path / "runs").glob("*/cache-*")
     killed = llmexp.load_run(folder)

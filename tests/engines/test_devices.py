@@ -11,6 +11,7 @@ import pytest
 
 from llmexp.engines import devices
 from llmexp.errors import EngineError
+from llmexp.hardware import Gpu
 
 TRY = """
 import os, sys; from pathlib import Path; from llmexp.engines import devices; from llmexp.errors import EngineError
@@ -20,6 +21,16 @@ try:
     with devices.claim("cpu", 1, 0.0): print("claimed")
 except EngineError as error: print(error)
 """
+
+
+def test_what_a_machine_lacks_is_told_by_the_key_that_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = Gpu(0, "NVIDIA H200", "GPU-0", 150_000_000_000, "580")
+    monkeypatch.setattr(devices, "visible_gpus", lambda: ())
+    assert devices.lacking("cuda", 1) == "gpu.device: got cuda; no GPU is visible here"
+    assert devices.lacking("cpu", 1) is None
+    monkeypatch.setattr(devices, "visible_gpus", lambda: (gpu,))
+    assert devices.lacking("cuda", 1) is None
+    assert devices.lacking("cuda", 2) == "gpu.tensor_parallel_size: got 2; 1 GPU visible here"
 
 
 @pytest.fixture(autouse=True)

@@ -107,7 +107,14 @@ def test_without_reuse_nothing_is_hit(tmp_path: Path, cache: str) -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["gpu=cpu"], "datasheet of gpu=cpu is not known"),
+        (["gpu=cpu"], "gpu: got cpu, whose datasheet is not known"),
+        (["gpu=t4", "model=random_8b", "kv.num_blocks=null"], "gpu=t4: 0 bytes are left for the KV cache of random_8b"),
+        (["kv.num_blocks=10"], "kv.num_blocks: got 10; request 0: 551 tokens need 35 blocks of 16"),
+        (["scheduler.max_num_batched_tokens=3"], "scheduler.max_num_batched_tokens: got 3; accepted is max_num_seqs=4"),
+        (
+            ["scheduler.max_num_batched_tokens=32", "scheduler.enable_chunked_prefill=false"],
+            "scheduler.max_num_batched_tokens: got 32; request 0: up to 551 tokens",
+        ),
         (["reset_cache=false"], "reset_cache"),
         (["warm_up.prompts=workload"], "warm_up.prompts"),
         (["engine.calibration=/nowhere/x.json"], "engine.calibration: got '/nowhere/x.json'"),
@@ -116,6 +123,13 @@ def test_without_reuse_nothing_is_hit(tmp_path: Path, cache: str) -> None:
 def test_what_cannot_be_simulated_is_refused(tmp_path: Path, overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         simulated(tmp_path, *overrides)
+    assert not list(tmp_path.iterdir()), "nothing was begun"
+
+
+def test_the_device_that_is_simulated_does_not_depend_on_the_machine(tmp_path: Path, calibration: Path) -> None:
+    asked = ["engine=simulator", "model=tiny_random", "gpu=auto"]
+    assert compose(asked).gpu.name == "h100"
+    assert compose([*asked, f"engine.calibration={calibration}"]).gpu.name == CALIBRATION.gpu
 
 
 def test_a_calibration_holds_for_what_it_was_made_on(tmp_path: Path, calibration: Path) -> None:

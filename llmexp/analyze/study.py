@@ -4,7 +4,7 @@ import os
 import re
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,14 +34,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Study:
-    """What was asked and what came of it. `missing` maps planned runs without a readable summary to the
-    reason."""
+    """What was asked and what came of it. `missing` maps planned runs without a readable summary to the reason;
+    `origin` is how to name the study to `llmexp report`, by default its folder."""
 
     folder: Path
     record: StudyRecord
     runs: tuple[RunResult, ...]
     missing: Mapping[str, str] = field(default_factory=dict)
     search: SearchRecord | None = None  # what it found, if it searched
+    origin: tuple[str, ...] = ()
 
     @cached_property
     def excluded(self) -> tuple[Excluded, ...]:
@@ -194,7 +195,8 @@ def _from_mlflow(
             run = load_run(here)
             runs.setdefault(run.name, run)  # of a run that was repeated, the newest counts
     missing = {plan.name: "not run, or not logged to MLflow" for plan in record.runs if plan.name not in runs}
-    return _study(target, record, [runs[plan.name] for plan in record.runs if plan.name in runs], missing)
+    made = _study(target, record, [runs[plan.name] for plan in record.runs if plan.name in runs], missing)
+    return replace(made, origin=("--mlflow-experiment", experiment, "--study", name, "--tracking-uri", tracking_uri))
 
 
 def _search(client: Any, experiment_id: str, condition: str) -> list[Any]:

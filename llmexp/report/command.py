@@ -1,15 +1,17 @@
 """`llmexp report`: the report of a study that has run, from its folder or from MLflow alone; or a run's measures."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from pydantic import ValidationError
 from rich.console import Console
 
 from llmexp.analyze.study import Study, from_mlflow, load_study
 from llmexp.arguments import Arguments
-from llmexp.errors import ConfigError
+from llmexp.errors import ConfigError, ResultError
 from llmexp.report.report import write_report
 from llmexp.report.run_table import run_table, verdict
 from llmexp.report.table import WIDTH, cells_table
@@ -30,28 +32,34 @@ def report(arguments: Sequence[str]) -> None:
         console.print(run_table(run))
         console.print(verdict(run), highlight=False, markup=False, soft_wrap=True)
         return
-    study = _study(options)
-    own = study.folder / f"by-{options.compare}" if options.compare else study.folder
-    folder = Path(options.out) if options.out else own
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"--out: got {str(folder)!r}, which is no folder to write to ({error.strerror})") from None
-    written = write_report(study, folder, options.compare)
-    console.print(cells_table(study.compare(options.compare)))
+    of_mlflow = options.mlflow_experiment is not None
+    with _of_mlflow(options) if of_mlflow else nullcontext(load_study(options.folder)) as study:
+        home = Path("reports", study.record.name) if of_mlflow else study.folder
+        folder = Path(options.out or (home / f"by-{options.compare}" if options.compare else home))
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            what = f"--out: got {str(folder)!r}, which is no folder to write to ({error.strerror})"
+            raise ConfigError(what) from None
+        written = write_report(study, folder, options.compare)
+    console.print(cells_table(study.compare(options.compare), console.width))
     console.print(f"Report: {written.markdown}", highlight=False, soft_wrap=True)
 
 
-def _study(options: argparse.Namespace) -> Study:
-    if options.mlflow_experiment is None:
-        return load_study(options.folder)
+@contextmanager
+def _of_mlflow(options: argparse.Namespace) -> Iterator[Study]:
+    """A study from MLflow; what its runs have left lies in a folder that goes at the end and that no message names."""
     try:
         uri = store_uri(TrackingConfig(uri=options.tracking_uri))
     except ValidationError:
         raise ConfigError(
             f"--tracking-uri: got {options.tracking_uri!r}; accepted is http://HOST:PORT, sqlite:///FILE or a database"
         ) from None
-    return from_mlflow(options.mlflow_experiment, uri, options.study, options.out)
+    with TemporaryDirectory(prefix="llmexp-") as artifacts:
+        try:
+            yield from_mlflow(options.mlflow_experiment, uri, options.study, artifacts)
+        except ResultError as error:
+            raise ResultError(str(error).replace(artifacts, "MLflow's artifacts")) from None
 
 
 def _parser() -> Arguments:
@@ -62,5 +70,9 @@ def _parser() -> Arguments:
     parser.add_argument("--study", metavar="NAME", help="which study of the experiment, if it holds several")
     parser.add_argument("--tracking-uri", metavar="URI", help="the MLflow server (default: the store in mlruns/)")
     parser.add_argument("--compare", metavar="KEY", help="compare the values of another swept key")
-    parser.add_argument("--out", metavar="FOLDER", help="where the report goes (default: in the study's folder)")
+    parser.add_argument(
+        "--out",
+        metavar="FOLDER",
+        help="where the report goes (default: in the study's folder, of MLflow in reports/NAME)",
+    )
     return parser

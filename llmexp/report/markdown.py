@@ -34,6 +34,7 @@ from llmexp.report.table import (
     to_markdown,
 )
 from llmexp.report.tensor_parallel import tensor_parallel_section
+from llmexp.secrets import redacted
 from llmexp.words import count
 
 _MOST_NAMES = 100  # of questions; all of them stand in report.json
@@ -62,7 +63,7 @@ def markdown(
         *_every_measure(comparison),
         *_runs(study, comparison),
         *section("Method", _method(comparison)),
-        *section("Conditions", _conditions(study)),
+        *section("Conditions", _conditions(study, comparison)),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -319,13 +320,15 @@ def _method(comparison: Comparison) -> list[str]:
     ]
 
 
-def _conditions(study: Study) -> list[str]:
+def _conditions(study: Study, comparison: Comparison) -> list[str]:
     parts = []
     if study.record.overrides:
         command = shlex.join(["python", "-m", "llmexp", "-m", *study.record.overrides])
         parts.append(f"Run again:\n\n```bash\n{command}\n```")
     folder = study.folder.relative_to(Path.cwd()) if study.folder.is_relative_to(Path.cwd()) else study.folder
-    parts.append(f"This report again:\n\n```bash\nllmexp report {shlex.quote(str(folder))}\n```")
+    origin = [redacted(part) for part in study.origin] or [str(folder)]
+    other = ["--compare", str(comparison.factor)] if comparison.factor != study.record.compare else []
+    parts.append(f"This report again:\n\n```bash\n{shlex.join(['llmexp', 'report', *origin, *other])}\n```")
     found: dict[str, dict[str, None]] = {}
     for run in study.runs:
         for key, value in _flat({"environment": run.environment, "engine": run.engine}):

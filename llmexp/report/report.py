@@ -1,7 +1,9 @@
 """The report of a study on disk: Markdown, CSV, JSON and figures."""
 
+import hashlib
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, is_dataclass
 from pathlib import Path
@@ -15,6 +17,8 @@ from llmexp.analyze.requests import request_effects
 from llmexp.analyze.study import Study
 from llmexp.report.markdown import markdown
 from llmexp.results import FIGURES, RunResult
+
+_JSON = "report.json"
 
 
 @dataclass(frozen=True)
@@ -32,7 +36,8 @@ class ReportFiles:
 def write_report(study: Study, folder: str | Path, factor: str | None = None) -> ReportFiles:
     """Writes report.md, report.json, effects.csv, runs.csv and figures/ into `folder`.
 
-    `factor` compares another swept key than the study's own.
+    `factor` compares another swept key than the study's own. Figures of an earlier report there that this one does not
+    have are removed, unless somebody has changed them; whatever else the folder holds stays.
 
     Raises ConfigError if `factor` was not swept, or a claim names a measure, key or value that does not
     exist.
@@ -42,6 +47,7 @@ def write_report(study: Study, folder: str | Path, factor: str | None = None) ->
     from llmexp.report.plots import plots
 
     folder = Path(folder)
+    earlier = _drawn_before(folder / _JSON)
     (folder / FIGURES).mkdir(parents=True, exist_ok=True)
     check_claims(study.record.claims, study.swept)
     comparison = study.compare(factor)
@@ -55,12 +61,15 @@ def write_report(study: Study, folder: str | Path, factor: str | None = None) ->
             with rc_context({"svg.hashsalt": plot.name}):
                 plot.figure.savefig(figures[-1], dpi=120, metadata={"Date": None} if kind == "svg" else None)
         shown.append((plot.title, plot.caption, f"{FIGURES}/{plot.name}.png"))
+    for name in earlier.keys() - {path.name for path in figures}:
+        if _sha256(folder / FIGURES / name) == earlier[name]:
+            (folder / FIGURES / name).unlink()
     files = ReportFiles(
         folder=folder,
         markdown=folder / "report.md",
         effects=folder / "effects.csv",
         runs=folder / "runs.csv",
-        json=folder / "report.json",
+        json=folder / _JSON,
         figures=tuple(figures),
     )
     comparison.to_pandas().to_csv(files.effects, index=False)
@@ -71,10 +80,24 @@ def write_report(study: Study, folder: str | Path, factor: str | None = None) ->
         "claims": answers,
         "requests": requests,
         "questions": questions,
+        "figures": {path.name: _sha256(path) for path in figures},
     }
     files.json.write_text(json.dumps(_plain(content), indent=2) + "\n")
     files.markdown.write_text(markdown(study, comparison, answers, requests, questions, shown))
     return files
+
+
+def _drawn_before(report: Path) -> dict[str, str]:
+    """The figures beside a report that is there already, by name with the SHA-256 of what it wrote."""
+    try:
+        figures = json.loads(report.read_bytes())["figures"]
+        return {name: sha256 for name, sha256 in figures.items() if re.fullmatch(r"\w+\.(png|svg)", name)}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
+
+
+def _sha256(file: Path) -> str | None:
+    return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else None
 
 
 def _plain(value: Any) -> Any:

@@ -1,12 +1,15 @@
 """Studies read back from a folder and from MLflow."""
 
 import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
+from mlflow import MlflowClient
 
 from llmexp.analyze.study import Study, from_mlflow, load_study
 from llmexp.errors import ResultError
+from llmexp.report.command import report
 from llmexp.results import CONFIG, WORKLOAD, load_study_record, save_study
 from llmexp.schema.study import Claim
 from tests.analyze.synthetic import make_study
@@ -58,8 +61,6 @@ def test_a_study_none_of_whose_runs_has_ended(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def tracked(tmp_path_factory: pytest.TempPathFactory) -> tuple[Study, str]:
     """A study in a folder, and the tracking URI of a store that holds the same with one run repeated."""
-    from mlflow import MlflowClient
-
     root = tmp_path_factory.mktemp("mlflow")
     record = make_study(root / "mine", trials=3, requests=24)
     uri = f"sqlite:///{root / 'mlflow.db'}"
@@ -91,6 +92,33 @@ def test_mlflow_alone_gives_the_same_study(tracked: tuple[Study, str], tmp_path:
     assert found.folder == tmp_path / "mine"
 
 
+def test_the_report_of_a_study_in_mlflow_leaves_and_names_no_other_folder(
+    tracked: tuple[Study, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, uri = tracked
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    report(["--mlflow-experiment", "llmexp", "--tracking-uri", uri, "--compare", "cache"])
+    assert [path.name for path in sorted(tmp_path.iterdir())] == ["reports", "temporary"]
+    assert not list((tmp_path / "temporary").iterdir())
+    written = tmp_path / "reports" / "mine" / "by-cache" / "report.md"
+    said = capsys.readouterr().out + "".join(file.read_text() for file in written.parent.glob("report.*"))
+    assert "Report: reports/mine/by-cache/report.md" in said and "temporary" not in said
+    assert f"llmexp report --mlflow-experiment llmexp --study mine --tracking-uri {uri}\n" in written.read_text()
+
+    unreadable = tmp_path / "unreadable"
+    unreadable.mkdir()
+    (unreadable / "study.json").write_text("{")
+    client = MlflowClient(tracking_uri=uri)
+    experiment = client.get_experiment_by_name("llmexp").experiment_id
+    second = client.create_run(experiment, run_name="broken", tags={"llmexp.kind": "study"}).info.run_id
+    client.log_artifact(second, str(unreadable / "study.json"))
+    with pytest.raises(ResultError, match=r"^MLflow's artifacts/broken/study.json: not a study's record"):
+        report(["--mlflow-experiment", "llmexp", "--study", "broken", "--tracking-uri", uri])
+    client.delete_run(second)
+
+
 def test_mlflow_without_the_study(tracked: tuple[Study, str]) -> None:
     study, uri = tracked
     with pytest.raises(ResultError, match=r"no experiment other \(experiments: .*llmexp"):
@@ -99,8 +127,6 @@ def test_mlflow_without_the_study(tracked: tuple[Study, str]) -> None:
         from_mlflow("llmexp", uri, study="yours")
     with pytest.raises(ResultError, match="holds no study"):
         from_mlflow("Default", uri)
-    from mlflow import MlflowClient
-
     client = MlflowClient(tracking_uri=uri)
     experiment = client.get_experiment_by_name("llmexp").experiment_id
     second = client.create_run(experiment, run_name="second", tags={"llmexp.kind": "study"}).info.run_id
@@ -111,8 +137,6 @@ def test_mlflow_without_the_study(tracked: tuple[Study, str]) -> None:
 
 
 def test_a_run_that_never_reached_mlflow_is_missing(tracked: tuple[Study, str], tmp_path: Path) -> None:
-    from mlflow import MlflowClient
-
     study, uri = tracked
     client = MlflowClient(tracking_uri=uri)
     experiment = client.get_experiment_by_name("llmexp").experiment_id

@@ -1,6 +1,7 @@
 """Reports on disk: what they say, and that their figures show something."""
 
 import csv
+import hashlib
 import json
 import re
 from pathlib import Path
@@ -108,6 +109,36 @@ def test_the_same_in_csv_and_json(written: ReportFiles) -> None:
     assert [claim["outcome"] for claim in content["claims"]] == ["supported", "refuted"]
     assert content["requests"][0]["requests"] == 200
     assert len(written.runs.read_text().splitlines()) == 21
+
+
+def test_a_report_rewritten_holds_only_the_figures_that_it_describes(tmp_path: Path) -> None:
+    cells = [{"max_num_seqs": "8"}, {"max_num_seqs": "32"}]
+    record = make_study(tmp_path / "s", cells=cells, trials=1, requests=20)
+    first = write_report(load_study(tmp_path / "s"), tmp_path / "s")
+    figures = tmp_path / "s" / "figures"
+    (figures / "mine.png").write_bytes(b"a user's")
+    (figures / "throughput_curve.svg").write_bytes(b"changed by a user")
+    for plan in record.runs:
+        (tmp_path / "s" / plan.name / "requests.parquet").unlink()
+    narrow = record.model_copy(
+        update={"cells": tuple(cells[:1]), "runs": tuple(p for p in record.runs if p.cell == cells[0])}
+    )
+    save_study(narrow, tmp_path / "s")
+    second = write_report(load_study(tmp_path / "s"), tmp_path / "s")
+    kept = {path.name for path in second.figures} | {"mine.png", "throughput_curve.svg"}
+    assert {path.name for path in figures.iterdir()} == kept
+    gone = {path.name for path in first.figures} - kept
+    assert {"throughput_curve.png", "timeline.png", "timeline.svg"} <= gone
+    assert not any(name in second.markdown.read_text() for name in gone)
+
+
+@pytest.mark.parametrize("left", ["{", '{"figures": {"../../mine.png": "0"}}', '{"figures": [1]}', "[]"])
+def test_what_an_earlier_report_says_leads_to_no_other_file(tmp_path: Path, left: str) -> None:
+    make_study(tmp_path / "s", trials=1, requests=8)
+    (tmp_path / "mine.png").write_bytes(b"")
+    (tmp_path / "s" / "report.json").write_text(left.replace('"0"', f'"{hashlib.sha256().hexdigest()}"'))
+    write_report(load_study(tmp_path / "s"), tmp_path / "s")
+    assert (tmp_path / "mine.png").exists()
 
 
 def test_the_same_study_gives_the_same_report(written: ReportFiles, tmp_path: Path) -> None:

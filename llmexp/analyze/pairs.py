@@ -250,12 +250,15 @@ _EXPLAINS = {
 
 
 def _conditions_differ(base: RunResult, other: RunResult, factor: str) -> list[str]:
-    """Hardware, drivers and versions in which two runs differ, beside what `factor` stands for."""
+    """Hardware, drivers, versions and variables in which two runs differ, beside what `factor` stands for."""
     before, now = (dict(fingerprint.conditions(run.environment)) for run in (base, other))
     told = [run.engine.get("version") for run in (base, other)]
     if None not in told:
         before["engine"], now["engine"] = ({"version": version} for version in told)
-    for name in _EXPLAINS.get(factor, ()):
+    explained = _EXPLAINS.get(factor, ())
+    if factor.startswith("engine.env") or not all("variables" in run.environment for run in (base, other)):
+        explained += ("variables",)  # those of an engine that is not ours are not known
+    for name in explained:
         before.pop(name, None)
         now.pop(name, None)
     return fingerprint.difference(before, now)

@@ -160,3 +160,20 @@ def test_what_a_factor_stands_for_is_its_effect(tmp_path: Path) -> None:
         change(tmp_path / "s" / plan.name, environment=newer if plan.arm == "on" else HERE)
     (pairing,) = load_study(tmp_path / "s").compare().pairings
     assert len(pairing.pairs) == 1
+
+
+@pytest.mark.parametrize(
+    ("compare", "told", "pairs"), [("cache", True, 0), ("cache", False, 1), ("engine.env.NCCL_ALGO", True, 1)]
+)
+def test_arms_whose_shells_set_other_variables_are_no_pair(
+    tmp_path: Path, compare: str, told: bool, pairs: int
+) -> None:
+    record = make_study(tmp_path / "s", compare=compare, trials=1, requests=8)
+    for plan in record.runs:
+        shell = {"NCCL_P2P_DISABLE": "1"} if plan.arm == "on" else {}
+        known = told or plan.arm == "on"  # else of an engine that is not ours
+        change(tmp_path / "s" / plan.name, environment=HERE | ({"variables": shell} if known else {}))
+    (pairing,) = load_study(tmp_path / "s").compare().pairings
+    assert len(pairing.pairs) == pairs
+    if not pairs:
+        assert "made under other conditions (variables.NCCL_P2P_DISABLE: None -> 1)" in pairing.refused[0]

@@ -40,13 +40,13 @@ def _take(number: int, frame: object) -> None:
 
 @contextmanager
 def held() -> Iterator[None]:
-    """Lets a block come to its end before the first signal ends the work."""
+    """Lets a block, and a block around it that is held too, come to its end before the first signal ends the work."""
     global _holding, _pending
-    _holding = True
+    around, _holding = _holding, True
     try:
         yield
     finally:
-        _holding = False
-    if _pending:
+        _holding = around
+    if _pending and not _holding:
         _pending = False
         raise KeyboardInterrupt

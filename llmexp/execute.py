@@ -29,9 +29,11 @@ _RUNS_MADE = itertools.count()  # in this process
 def run(config: Config, lease: EngineLease | None = None) -> RunResult:
     """Runs one config and returns what was measured; its folder and its MLflow run hold the same.
 
-    Raises ConfigError or WorkloadError before anything starts, then what `make` raises.
+    Raises ConfigError, WorkloadError or TrackingError before anything starts, then what `make` raises.
     """
-    return make(prepare(config), lease or EngineLease(keep=False))
+    plan = prepare(config)
+    tracking.require_ready(config.tracking)
+    return make(plan, lease or EngineLease(keep=False))
 
 
 def make(plan: Preparation, lease: EngineLease) -> RunResult:
@@ -40,8 +42,6 @@ def make(plan: Preparation, lease: EngineLease) -> RunResult:
     An engine that finds too little memory to start is a result too, of status "refused", with what it lacked.
     A failure or interruption is raised again once everything measured until then is on disk and in MLflow.
     """
-    if plan.config.tracking.enabled:
-        tracking.require_version()
     try:
         return _made(plan, lease)
     except OSError as error:

@@ -98,6 +98,7 @@ def sweep(arguments: Sequence[str], base: DictConfig, context: HydraContext, tas
     if shared.study.plan_only:
         _print_plan(jobs, to_do, Path(shared.runs_dir), launcher)
         return None
+    tracking.require_ready(shared.tracking)
     results.save_study(record, folder)
     (folder / results.SEARCH).unlink(missing_ok=True)  # an earlier search's; this one's comes at its end
     tracked = tracking.start_study(shared, name, identity, " ".join(arguments)) if shared.tracking.enabled else None
@@ -228,7 +229,7 @@ def _conclude(shared: Config, folder: Path) -> "Study":
 
     study = load_study(folder)
     comparison = study.compare()
-    console.print(cells_table(comparison))
+    console.print(cells_table(comparison, console.width))
     report = write_report(study, folder)
     console.print(f"Report: {report.markdown}", highlight=False, soft_wrap=True)
     return study
@@ -412,26 +413,30 @@ def _print_plan(jobs: Sequence[_Job], to_do: Sequence[_Job], runs_dir: Path, lau
     here = jobs if launchers.on_this_host(launcher) else []
     for reason in dict.fromkeys(filter(None, (lacking(job.preparation.config) for job in here))):
         console.print(f"Not to be made on this machine: {reason}", highlight=False, soft_wrap=True)
-    console.print(_expected_time(to_do, runs_dir, launcher), highlight=False)
+    console.print(_expected_time(to_do, runs_dir, launcher), highlight=False, soft_wrap=True)
 
 
 def _expected_time(to_do: Sequence[_Job], runs_dir: Path, launcher: str) -> str:
     """What the missing runs will take one after the other, by the earlier runs of the same model and device."""
     if not to_do:
         return "To do: nothing."
-    alike = [run for run in _earlier(runs_dir) if _kind(run.config) == _kind(to_do[0].preparation.config.model_dump())]
+    kind = _kind(to_do[0].preparation.config.model_dump())
+    alike = [run for run in _earlier(runs_dir) if _kind(run.config) == kind]
     timings = [run.timings_s for run in alike if {"engine_start", "warm_up", "rounds"} <= run.timings_s.keys()]
-    starts = sorted(one["engine_start"] for one in timings if one["engine_start"] > 0)
+    starts = sorted(one["engine_start"] for one in timings if one["engine_start"] > 0)  # a simulated one takes none
     rest = sorted(one["warm_up"] + one["rounds"] for one in timings)
     launches = _launches(to_do, launcher)
     what = f"{count(len(to_do), 'run')}, {count(launches, 'launch')}"
-    if not starts or not rest:
-        return f"To do: {what}. No earlier run of this model tells how long they take."
-    start_s, run_s = starts[len(starts) // 2], rest[len(rest) // 2]
+    if not rest:
+        model, gpu, engine = kind
+        return f"To do: {what}. No earlier run of model={model} gpu={gpu} engine={engine} tells how long they take."
+    start_s, run_s = starts[len(starts) // 2] if starts else 0.0, rest[len(rest) // 2]
     total_s = launches * start_s + len(to_do) * run_s
+    about = f"{total_s:.0f} s" if total_s < 120 else f"{total_s / 60:.0f} min"
+    launch = f"{start_s:.0f} s a launch and " if starts else ""
     return (
-        f"To do: {what}; about {total_s / 60:.0f} min "
-        f"({start_s:.0f} s a launch and {run_s:.0f} s a run, medians of {count(len(alike), 'earlier run')})"
+        f"To do: {what}; about {about} "
+        f"({launch}{run_s:.{0 if run_s >= 1 else 1}f} s a run, medians of {count(len(timings), 'earlier run')})"
     )
 
 

@@ -92,8 +92,10 @@ def _die_with(owner: int) -> None:
 def _single(config: "Config") -> str:
     """Makes the run and shows what it measured; a run that is not valid ends the process with a code of its own."""
     from llmexp.prepare import prepare
+    from llmexp.tracking import require_ready, ui_command
 
-    plan = prepare(config)  # before the rest is imported, which takes longer: wrong input is not to wait for it
+    plan = prepare(config)
+    require_ready(config.tracking)  # before the rest is imported, which takes longer: wrong input is not to wait for it
 
     from rich.console import Console
 
@@ -101,7 +103,6 @@ def _single(config: "Config") -> str:
     from llmexp.execute import make
     from llmexp.report.run_table import run_table, verdict
     from llmexp.resume import alone, interrupted, is_complete
-    from llmexp.tracking import ui_command
 
     with alone(plan.folder):
         if is_complete(plan.folder):

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from llmexp import liveness
 from llmexp.errors import ConfigError, ResultError, TrackingError
+from llmexp.reachable import require_answer
 from llmexp.results import FIGURES, Percentile, RunResult, load_run
 from llmexp.schema.config import Config, TrackingConfig
 
@@ -65,8 +66,18 @@ def ui_command(config: TrackingConfig) -> str:
     return f"mlflow ui --backend-store-uri {store_uri(config)}"
 
 
-def require_version() -> None:
-    """Refuses an MLflow that we do not know how to use, which pip does not keep anybody from. Raises ConfigError."""
+def require_ready(config: TrackingConfig) -> None:
+    """Refuses a store that runs could not be told to, as far as can be seen at once. Raises ConfigError for an MLflow
+    that we do not know how to use, which pip does not keep anybody from, and TrackingError for a server that is not
+    there."""
+    if not config.enabled:
+        return
+    _require_version()
+    if config.uri is not None:
+        require_answer(config.uri)
+
+
+def _require_version() -> None:
     version = importlib.metadata.version("mlflow")
     found = re.match(r"(\d+)\.(\d+)", version)
     if found and (int(found[1]), int(found[2])) < tuple(map(int, OLDEST.split("."))):
@@ -81,7 +92,7 @@ def open_store(config: TrackingConfig) -> tuple["MlflowClient", str]:
 
     Raises ConfigError if there can be no such store, TrackingError if it cannot be written or reached now.
     """
-    require_version()
+    require_ready(config)
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
     os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
@@ -110,11 +121,15 @@ def open_store(config: TrackingConfig) -> tuple["MlflowClient", str]:
             raise TrackingError(_reason(error)) from None
         raise ConfigError(f"tracking.dir: got {config.dir!r}, which cannot be written ({error.strerror})") from None
     except SQLAlchemyError as error:
-        raise TrackingError(_reason(error)) from None
+        raise TrackingError(f"{_asked(config)}{_reason(error)}") from None
     except MlflowException as error:
         if config.uri is None or "API request" in str(error) or "OperationalError" in str(error):
-            raise TrackingError(_reason(error)) from None
+            raise TrackingError(f"{_asked(config)}{_reason(error)}") from None
         raise ConfigError(f"tracking.uri: got {config.uri!r}; {str(error).splitlines()[0]}") from None
+
+
+def _asked(config: TrackingConfig) -> str:
+    return "" if config.uri is None else f"tracking.uri: got {config.uri}; "
 
 
 @contextmanager

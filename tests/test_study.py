@@ -215,6 +215,15 @@ def test_a_study_that_cannot_be_made_is_refused_before_it_begins(
     assert not list(tmp_path.glob("runs/*")) and not (tmp_path / "mlruns").exists()
 
 
+def test_a_study_without_its_tracking_server_is_refused_before_it_begins(server: GoldenServer, tmp_path: Path) -> None:
+    sent = len(server.seen)
+    refused = llmexp(tmp_path, server, "arm=a,b", "study.name=s", "tracking.uri=http://127.0.0.1:9")
+    assert refused.returncode == 1
+    said = "llmexp: tracking.uri: got http://127.0.0.1:9; no server answers there (Connection refused)"
+    assert refused.stderr.splitlines()[-1].startswith(said)
+    assert len(server.seen) == sent and not list(tmp_path.iterdir())
+
+
 def test_a_plan_says_what_would_be_made_and_makes_nothing(server: GoldenServer, tmp_path: Path) -> None:
     cells = "study.cells=[{max_num_seqs:1,rounds:2},{max_num_seqs:4}]"
     claims = "study.claims=[{measure:throughput_req_per_s,direction:higher,cell:{max_num_seqs:4}}]"
@@ -222,8 +231,17 @@ def test_a_plan_says_what_would_be_made_and_makes_nothing(server: GoldenServer, 
     assert plan.returncode == 0, plan.stderr
     assert "2 arms × 2 cells × 2 trials = 8 runs" in plan.stderr
     assert "cache-on.max_num_seqs-1.rounds-2.trial-1" in plan.stderr
-    assert "No earlier run of this model tells how long they take" in plan.stderr
+    assert "No earlier run of model=tiny_random gpu=cpu engine=endpoint tells how long they take" in plan.stderr
     assert not (tmp_path / "runs").exists() and not (tmp_path / "mlruns").exists()
+
+
+def test_a_plan_of_a_simulation_is_told_by_earlier_ones(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "llmexp", "-m", "model=tiny_random", "gpu=h200", "tracking.enabled=false"]
+    command += ["engine=simulator", "workload.num_requests=8", "study.name=s", "cache=on,off"]
+    subprocess.run([*command, "max_num_seqs=2"], cwd=tmp_path, check=True, capture_output=True)
+    more = [*command, "max_num_seqs=2,4", "study.plan_only=true"]
+    plan = subprocess.run(more, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert re.search(r"To do: 2 runs, .*; about \d+ s \(\d[\d.]* s a run, medians of 2 earlier runs\)", plan.stderr)
 
 
 def test_a_plan_for_another_machine_is_made_and_says_so(tmp_path: Path) -> None:

@@ -152,7 +152,7 @@ def test_an_mlflow_that_is_too_old_is_refused_before_anything_starts(
 ) -> None:
     monkeypatch.setattr("importlib.metadata.version", lambda name: version)
     if taken:
-        tracking.require_version()
+        tracking.require_ready(TrackingConfig())
         return
     with pytest.raises(ConfigError, match=f"MLflow {version}; 3.10 or newer is needed"):
         tracking.open_store(TrackingConfig(dir=str(tmp_path / "mlruns")))

@@ -48,6 +48,7 @@ def make(config: Config) -> Path:
     assert config.simulation is not None
     kind = config.simulation.kind
     require_writable(Path(config.runs_dir))
+    tracking.require_ready(config.tracking)
     name = config.study.name or timestamp()
     folder = Path(config.runs_dir).absolute() / name
     if folder.exists() and not (folder / SUMMARY).exists():

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 Verdict = Literal["improves", "regresses", "equivalent", "inconclusive", "deterministic"]
 
-RATIO_MEASURES = ("throughput_", "ttft_", "tpot_", "itl_", "e2e_", "duration_")
+RATIO_MEASURES = ("throughput_", "ttft_", "tpot_", "itl_", "e2e_", "duration_", "kv_capacity_")
 
 
 @dataclass(frozen=True)
@@ -197,7 +197,7 @@ def levels_of(
 
 
 def scale_of(measure: str) -> Scale:
-    """Ratio for what is always positive (throughputs, latencies), difference for what may be 0.
+    """Ratio for what is always positive (throughputs, latencies, capacity), difference for what may be 0.
 
     A hit rate is 0 with the cache off, and preemptions, failures, goodput and queueing may be 0: no ratio
     to a baseline of 0 exists, so these are differences in the measure's own unit.

@@ -56,7 +56,7 @@ def test_what_may_be_zero_is_compared_by_difference(tmp_path: Path) -> None:
     assert (row.estimate, row.low, row.high) == (pytest.approx(0.8), pytest.approx(0.8), pytest.approx(0.8))
     assert row.verdict == "improves"
     assert scale_of("preemptions") == scale_of("goodput_req_per_s") == scale_of("queue_ms_p50") == "difference"
-    assert scale_of("throughput_req_per_s") == scale_of("itl_ms_p99") == "ratio"
+    assert scale_of("throughput_req_per_s") == scale_of("itl_ms_p99") == scale_of("kv_capacity_tokens") == "ratio"
 
 
 def test_counted_effects_that_never_vary_stay_out_of_the_family(tmp_path: Path) -> None:

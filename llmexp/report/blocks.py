@@ -15,6 +15,13 @@ def table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(_cell(text) for text in row) + " |" for row in rows)
 
 
+def by_cell(header: Sequence[str], lines: Sequence[Sequence[str]]) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
+    """Header and lines whose first column names cells: without it where there is but one."""
+    if len({line[0] for line in lines}) > 1:
+        return header, lines
+    return header[1:], [line[1:] for line in lines]
+
+
 def filled(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     """A table without the columns that hold nothing but `-`; empty if none is left beside the first."""
     kept = [i for i in range(len(header)) if i == 0 or any(line[i] != "-" for line in lines)]

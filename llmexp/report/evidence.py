@@ -9,7 +9,7 @@ from llmexp.analyze.compare import Comparison, Level
 from llmexp.analyze.intervals import MIN_TRIALS, t_interval
 from llmexp.analyze.pairs import cell_label, shortage
 from llmexp.analyze.study import Study
-from llmexp.report.blocks import filled, section
+from llmexp.report.blocks import by_cell, filled, section
 from llmexp.report.table import number, ratio
 from llmexp.results import RunResult
 from llmexp.words import count
@@ -194,9 +194,7 @@ def _table(comparison: Comparison, found: Sequence[Place], columns: Mapping[str,
         ]
         for place in found
     ]
-    if named and len({line[0] for line in lines}) == 1:  # the arm says it all
-        header, lines = header[1:], [line[1:] for line in lines]
-    return filled(header, lines)
+    return filled(*by_cell(header, lines)) if named else filled(header, lines)
 
 
 def _capacity(place: Place) -> str:

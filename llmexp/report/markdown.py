@@ -16,7 +16,7 @@ from llmexp.analyze.requests import RequestEffect
 from llmexp.analyze.study import Study
 from llmexp.measure.accuracy import accuracy
 from llmexp.measure.catalog import MEASURES
-from llmexp.report.blocks import folded, section, table
+from llmexp.report.blocks import by_cell, folded, section, table
 from llmexp.report.evidence import device_section, engine_section, weaknesses
 from llmexp.report.search import search_section
 from llmexp.report.sentences import claim_text, http_costs, sentence
@@ -154,7 +154,7 @@ def _sensitivity(comparison: Comparison) -> Iterator[str]:
         f"true ratio that this many trials find with {POWER:.0%} power, by the variance observed. Last: trials that a "
         f"true change of {comparison.margin:.0%} needs for the same."
     )
-    yield from section("What this study can see", [table(header, lines), note])
+    yield from section("What this study can see", [table(*by_cell(header, lines)), note])
 
 
 def _requests(effects: Sequence[RequestEffect], comparison: Comparison) -> Iterator[str]:
@@ -178,7 +178,7 @@ def _requests(effects: Sequence[RequestEffect], comparison: Comparison) -> Itera
         "much the requests sent decide, not what another launch would bring, and no verdict rests on them."
     )
     header = ("cell", "arm", "latency", "statistic", f"ratio to {comparison.baseline}", "faster", "requests")
-    yield from section("Single requests", [table(header, lines), note])
+    yield from section("Single requests", [table(*by_cell(header, lines)), note])
 
 
 def _questions(pairs: Sequence[PairAnswers], comparison: Comparison) -> Iterator[str]:
@@ -211,7 +211,7 @@ def _questions(pairs: Sequence[PairAnswers], comparison: Comparison) -> Iterator
         "test asks whether the questions that only one of the two gets right fall to either equally often; it is made "
         "for each pair by itself, not adjusted over pairs, and no verdict rests on it."
     )
-    yield from section("Answers", [table(header, lines), note, *_differing(pairs, comparison)])
+    yield from section("Answers", [table(*by_cell(header, lines)), note, *_differing(pairs, comparison)])
 
 
 def _accuracy(right: int, n: int) -> str:

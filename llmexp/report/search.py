@@ -17,6 +17,8 @@ _GIB = 2**30
 _FULL = 0.95  # peak use of KV blocks from which the cache is the limit
 _OF_REQUESTS = ("max_num_seqs", "load.concurrency")  # keys that say how many requests there are to be at once
 
+_ROOM = 1.3  # above the curves, for a legend
+
 Tried = Sequence[tuple[float, Place]]
 
 
@@ -99,13 +101,13 @@ def _why(search: SearchRecord, tried: Tried) -> list[str]:
 def _growth(before: Place, after: Place) -> Iterator[str]:
     """How much more the engine did at once, and how much longer it took."""
     changes = {
-        "the throughput": _ratio(before, after, "throughput_req_per_s"),
+        "Throughput": _ratio(before, after, "throughput_req_per_s"),
         "TTFT p95": _ratio(before, after, "ttft_ms_p95"),
         "e2e p95": _ratio(before, after, "e2e_ms_p95"),
     }
     known = [f"{name} {ratio(value)} times" for name, value in changes.items() if value is not None]
     if known:
-        yield f"It is {', '.join(known)}."
+        yield f"{', '.join(known)} what it was."
     tokens, first_ms, last_ms = _ratio(before, after, "tokens_per_step"), _step_ms(before), _step_ms(after)
     if tokens is None or not first_ms or not last_ms:
         return
@@ -218,13 +220,14 @@ def _saturation(search: SearchRecord, found: Tried, comparison: Comparison) -> P
         panel.set_xlabel(search.key)
         panel.grid(color="0.92", linewidth=0.6)
         panel.tick_params(axis="x", labelbottom=True)
-    for panel in (*panels, time):
-        panel.set_ylim(0, max(panel.get_ylim()[1], 1e-9))
-    reached.set_ylim(0, 1)
+    for panel in (*panels, time, preempted):
+        panel.set_ylim(0, _ROOM * max(panel.get_ylim()[1], 1e-9))
+    reached.set_ylim(0, _ROOM)
+    reached.set_yticks([0, 0.2, 0.4, 0.6, 0.8, 1])
     for panel, right in ((throughput, None), (latency, None), (requests, None), (memory, preempted), (steps, time),
                          (queued, reached)):  # fmt: skip
         handles = panel.get_legend_handles_labels()[0] + (right.get_legend_handles_labels()[0] if right else [])
-        panel.legend(handles=handles, fontsize=7)
+        panel.legend(handles=handles, fontsize=7, loc="upper left")
     caption = (
         f"{curve_marks(comparison)} Knee: smallest value as good as the best, within study.margin. Prompt pressure: "
         "most prompt tokens in flight over what the KV cache holds; above 1 requests wait, share blocks or are "

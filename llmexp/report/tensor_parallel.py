@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from llmexp.analyze.compare import Comparison, Effect
 from llmexp.analyze.study import Study
-from llmexp.report.blocks import filled, section
+from llmexp.report.blocks import by_cell, filled, section
 from llmexp.report.evidence import Place, gib, places, share, whole
 from llmexp.report.style import Plot, colour, titled, wrapped
 from llmexp.report.table import in_words, number, over, ratio
@@ -129,7 +129,7 @@ def _ratios(comparison: Comparison) -> str:
         rows = [comparison.row(measure, pairing.cell, pairing.arm) for measure in RATIOS]
         texts = [in_words(row).replace("\n", ", ") for row in rows]
         lines.append([comparison.label(pairing.cell), pairing.arm, *texts])
-    return filled(["cell", KEY, *RATIOS.values()], lines)
+    return filled(*by_cell(["cell", KEY, *RATIOS.values()], lines))
 
 
 def _topology(found: Sequence[Place]) -> str:
@@ -163,7 +163,7 @@ def _floors(found: Sequence[Place], comparison: Comparison) -> Iterator[str]:
         )
     if all(line[-1] == "-" for line in lines):
         return
-    yield filled(header, lines)
+    yield filled(*by_cell(header, lines))
     rates = {run.config["gpu"].get("link_bytes_per_s") for place in found for run in place.runs} - {None}
     link = f", {' or '.join(f'{rate / 1e9:.0f}' for rate in sorted(rates))} GB/s in one direction" if rates else ""
     yield (

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from pathlib import Path
@@ -107,23 +107,24 @@ def sweep(arguments: Sequence[str], base: DictConfig, context: HydraContext, tas
     failures: list[str] = []
     study = None
 
+    lease = EngineLease(keep=True)  # for the whole study: the values that a search asks for may share an engine
+
     def make(missing: Sequence[_Job]) -> list[str]:
-        return _launch(missing, parent, base, context, task) if missing else []
+        return _launch(missing, parent, base, context, task, lease) if missing else []
+
+    def made(values: tuple[str, ...]) -> tuple[list[_Job], list[str]]:
+        nonlocal jobs
+        in_order = tuple(sorted(values, key=float))
+        grown = plan.design({**swept, str(asked.search_key): in_order}, asked)
+        jobs = _jobs(grown, shared, name, taken.shared, composed, here, _held(folder))
+        results.save_study(_record(grown, shared, name, identity, jobs, arguments), folder)
+        return jobs, make([job for job in jobs if not is_done(job.preparation)])
 
     try:
-        if shared.study.search:
-
-            def made(values: tuple[str, ...]) -> tuple[list[_Job], list[str]]:
-                nonlocal jobs
-                in_order = tuple(sorted(values, key=float))
-                grown = plan.design({**swept, str(asked.search_key): in_order}, asked)
-                jobs = _jobs(grown, shared, name, taken.shared, composed, here, _held(folder))
-                results.save_study(_record(grown, shared, name, identity, jobs, arguments), folder)
-                return jobs, make([job for job in jobs if not is_done(job.preparation)])
-
-            failures = _search(shared.study, made, folder)
-        else:
-            failures = make(to_do)
+        with closing(lease):
+            failures = _search(shared.study, made, folder) if asked.search else make(to_do)
+        if lease.launches:
+            console.print(f"{count(lease.launches, 'engine launch')} took {lease.launch_s:.0f} s", highlight=False)
         for failure in failures:
             console.print(f"failed: {failure}", highlight=False, markup=False, soft_wrap=True)
         status = "failed" if failures else "complete"
@@ -361,18 +362,12 @@ def _launches(jobs: Sequence[_Job], launcher: str) -> int:
 
 
 def _launch(
-    jobs: Sequence[_Job], parent: str, base: DictConfig, context: HydraContext, task: TaskFunction
+    jobs: Sequence[_Job], parent: str, base: DictConfig, context: HydraContext, task: TaskFunction, lease: EngineLease
 ) -> list[str]:
     """Makes the runs through Hydra's launcher; returns what went wrong, run by run."""
-    lease = EngineLease(keep=True)
-    try:
-        overrides = [[*job.overrides, parent] for job in jobs]
-        configs = [job.preparation.config for job in jobs]
-        failed, gave_up = launchers.launch(overrides, configs, base, context, task, lease)
-    finally:
-        lease.close()
-    if lease.launches:
-        console.print(f"{count(lease.launches, 'engine launch')} took {lease.launch_s:.0f} s", highlight=False)
+    overrides = [[*job.overrides, parent] for job in jobs]
+    configs = [job.preparation.config for job in jobs]
+    failed, gave_up = launchers.launch(overrides, configs, base, context, task, lease)
     failures = []
     for i, job in enumerate(jobs):
         try:

@@ -27,6 +27,7 @@ def test_a_search_is_a_study_that_is_resumed_without_asking_again(tmp_path: Path
     with golden_server(ttft_s=0.1, itl_s=0.02) as server:
         first = search(tmp_path, server.url)
         assert first.returncode == 0, first.stderr
+        assert "1 engine launch took" in first.stderr  # the values of a search share an engine where they can
         sent = len(server.seen)
         again = search(tmp_path, server.url)
         assert again.returncode == 0, again.stderr

@@ -8,14 +8,19 @@ from pathlib import Path
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 # vLLM prefixes a line with its process, and a logger's line with level, time and place.
 _PREFIX = re.compile(r"^(\([\w.-]+ pid=\d+\) )?((DEBUG|INFO|WARNING|ERROR) \d\d-\d\d \d\d:\d\d:\d\d \[[^\]]*\] ?)?")
-_ERROR = re.compile(r"^((?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit)|[\w./-]+: error)\b:? ?(.*)$")
+_ERROR = re.compile(
+    r"^((?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit)|[\w./-]+: error|Worker proc \S+ died unexpectedly)\b:? ?(.*)$"
+)
 # Errors that only say that another one came before.
 _WRAPPERS = (
     "Engine core initialization failed",
     "See root cause above",
     "WorkerProc initialization failed",
     "cancelled",
+    "EngineDeadError",
+    "Executor failed",
 )
+_CORE_GONE = "EngineDeadError"  # what the front end says where its core has said nothing
 
 
 def lines(log: Path) -> Iterator[str]:
@@ -28,9 +33,13 @@ def lines(log: Path) -> Iterator[str]:
 def root_cause(log: Path) -> str:
     """The first error in the log that is not a wrapper round another one, else the log's last line."""
     last = "the log is empty"
+    core_gone = False
     for line in lines(log):
+        core_gone = core_gone or _CORE_GONE in line
         if line.strip():
             last = line.strip()
+    if core_gone:
+        last = "its core process had ended without a word (killed? out of memory? see dmesg)"
     return first_error(log) or last
 
 

@@ -18,6 +18,20 @@ FAILED_CORE = """\
   warnings.warn('resource_tracker: leaked')
 """
 
+KILLED_CORE = """\
+(APIServer pid=11) WARNING 11-29 17:03:14 [core_client.py:817] MPClient: engine core exited unexpectedly
+(APIServer pid=11) ERROR 11-29 17:03:14 [async_llm.py:906] Traceback (most recent call last):
+(APIServer pid=11) ERROR 11-29 17:03:14 [async_llm.py:906] vllm.v1.engine.exceptions.EngineDeadError: EngineCore \
+encountered an issue. See stack trace (above) for the root cause.
+(APIServer pid=11) INFO:     Application shutdown complete.
+"""
+KILLED_WORKER = """\
+(EngineCore pid=22) ERROR 11-29 17:03:14 [multiproc_executor.py:316] Worker proc VllmWorker-0 died unexpectedly \
+(exit code: -9), shutting down executor.
+(EngineCore pid=22) ERROR 11-29 17:03:14 [core.py:1200] RuntimeError: Executor failed.
+(APIServer pid=11) vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue.
+"""
+
 
 @pytest.mark.parametrize(
     ("text", "cause"),
@@ -26,6 +40,8 @@ FAILED_CORE = """\
         ("usage: x\nserver.py: error: unrecognized options: --no\n", "server.py: error: unrecognized options: --no"),
         ("\x1b[36m(Worker pid=1)\x1b[0;0m torch.OutOfMemoryError: full\n", "torch.OutOfMemoryError: full"),
         ("INFO: started\nKilled\n\n", "Killed"),
+        (KILLED_WORKER, "Worker proc VllmWorker-0 died unexpectedly (exit code: -9), shutting down executor."),
+        (KILLED_CORE, "its core process had ended without a word (killed? out of memory? see dmesg)"),
         ("", "the log is empty"),
     ],
 )  # fmt: skip

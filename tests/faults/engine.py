@@ -63,9 +63,9 @@ def main(arguments: list[str]) -> int:
                     time.sleep(0.01)
                 gate.set()
         time.sleep(0.01)
-    print("RuntimeError: EngineCore died unexpectedly", flush=True)
+    print("EngineDeadError: EngineCore encountered an issue. See stack trace (above) for the root cause.", flush=True)
     time.sleep(DYING_S)
-    return 1
+    return 0
 
 
 def _is_stopped(pid: int) -> bool:

@@ -32,7 +32,7 @@ _SAYS = {
     "SIGTERM": ("interrupted", "study.name"),
     "SIGINT twice": ("interrupted", "study.name"),
     "SIGKILL of a client worker": ("a client worker was ended by SIGKILL", "study.name=s"),
-    "SIGKILL of the engine's core": ("EngineCore died", "engine.log", "study.name=s"),
+    "SIGKILL of the engine's core": ("core process had ended", "engine.log", "study.name=s"),
     "SIGSTOP of the engine's core": ("engine.stall_timeout_s=1.5", "the engine hangs", "study.name=s"),
     "never ends any answer": ("engine.stall_timeout_s=1.5", "study.name=s"),
     "disk of MLflow full": ("is full; free some space",),

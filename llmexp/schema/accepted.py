@@ -66,7 +66,7 @@ def _place(error: Any, schema: type[BaseModel], values: Any) -> _Place:
     place = _Place("", schema, (), values)
     for i, part in enumerate(error["loc"]):
         at = place.value
-        if part == "[key]":
+        if part == "[key]" and i and error["type"] != "extra_forbidden":  # pydantic's word for a mapping's key
             return _Place(place.key, get_args(place.kind)[0], (), error["loc"][i - 1])
         inside = part in at if isinstance(at, Mapping) else isinstance(at, list | tuple) and isinstance(part, int)
         if inside or (error["type"] == "missing" and i == len(error["loc"]) - 1):

@@ -313,6 +313,6 @@ def targets() -> dict[str, Target]:
         "study": Target(_record, ((_study() / results.STUDY).read_bytes(),)),
         "search": Target(_search, (_SEARCH,)),
         "trace": Target(_trace, ((run / results.TRACE).read_bytes(),)),
-        "calibration": Target(_calibration, (_CALIBRATION, b'{"[key]": 1}')),
+        "calibration": Target(_calibration, (_CALIBRATION,)),
         "config": Target(_config, (OmegaConf.to_yaml(compose(["gpu=cpu"]).model_dump(mode="json")).encode(),)),
     }

@@ -127,3 +127,9 @@ def test_a_list_is_answered_for_once(override: str, said: str) -> None:
     with pytest.raises(ConfigError) as error:
         compose(["experiment=block_size", override])
     assert str(error.value).startswith(said) and "\n" not in str(error.value)
+
+
+def test_a_key_may_look_like_a_word_of_pydantics() -> None:
+    with pytest.raises(ValidationError) as error:
+        engine.KvConfig.model_validate({"[key]": 1})
+    assert explained(error.value, engine.KvConfig, {"[key]": 1})[-1] == "[key]: no such key"

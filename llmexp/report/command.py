@@ -5,19 +5,19 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 from rich.console import Console
 
-from llmexp.analyze.study import Study, from_mlflow, load_study
 from llmexp.arguments import Arguments
 from llmexp.errors import ConfigError, ResultError
-from llmexp.report.report import write_report
-from llmexp.report.run_table import run_table, verdict
-from llmexp.report.table import WIDTH, cells_table
-from llmexp.results import SUMMARY, load_run
+from llmexp.results import SUMMARY, load_run, load_study_record
 from llmexp.schema.config import TrackingConfig
 from llmexp.tracking import store_uri
+
+if TYPE_CHECKING:
+    from llmexp.analyze.study import Study
 
 
 def report(arguments: Sequence[str]) -> None:
@@ -26,8 +26,17 @@ def report(arguments: Sequence[str]) -> None:
     Raises ConfigError or ResultError that says what to give instead.
     """
     options = _parser().parse_args(arguments)
+    of_run = options.folder is not None and Path(options.folder, SUMMARY).exists()
+    if options.folder is not None and not of_run:
+        load_study_record(options.folder)  # what cannot be read is told before all that makes reports is imported
+
+    from llmexp.analyze.study import load_study
+    from llmexp.report.report import write_report
+    from llmexp.report.run_table import run_table, verdict
+    from llmexp.report.table import WIDTH, cells_table
+
     console = Console(width=None if Console().is_terminal else WIDTH)
-    if options.folder is not None and Path(options.folder, SUMMARY).exists():
+    if of_run:
         run = load_run(options.folder)
         console.print(run_table(run))
         console.print(verdict(run), highlight=False, markup=False, soft_wrap=True)
@@ -47,8 +56,10 @@ def report(arguments: Sequence[str]) -> None:
 
 
 @contextmanager
-def _of_mlflow(options: argparse.Namespace) -> Iterator[Study]:
+def _of_mlflow(options: argparse.Namespace) -> "Iterator[Study]":
     """A study from MLflow; what its runs have left lies in a folder that goes at the end and that no message names."""
+    from llmexp.analyze.study import from_mlflow
+
     try:
         uri = store_uri(TrackingConfig(uri=options.tracking_uri))
     except ValidationError:

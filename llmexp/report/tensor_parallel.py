@@ -23,6 +23,7 @@ RATIOS = {
     "tpot_ms_p50": "TPOT p50",
     "e2e_ms_p50": "e2e p50",
     "e2e_ms_p95": "e2e p95",
+    "kv_capacity_tokens": "KV capacity",
 }
 _FLOOR = {"limit_prefill_s": "prefill", "limit_decode_s": "decode", "limit_all_reduce_s": "all-reduce"}
 

@@ -209,6 +209,7 @@ def test_capacity_of_two_gpus_is_twice_the_memory_less_once_the_weights(tmp_path
     text = "\n".join(tensor_parallel_section(study, study.compare()))
     ratio = (2 * 125 - 15) / (125 - 15)
     assert f"holds {ratio:.3f} times as many tokens" in text and f"arithmetic expects {ratio:.3f} times" in text
+    assert f"{ratio:.2f}, exact, improves |" in text
     assert "| 2 | NV18 | custom | 2.28.9 | 7.50 |" in text
     row = study.compare().row("throughput_req_per_s", {}, "2")
     assert (

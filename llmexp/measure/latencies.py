@@ -34,7 +34,7 @@ def latencies(trace: pa.Table) -> Latencies:
     """The latencies of a trace (`llmexp.client.records.TRACE_SCHEMA`)."""
     completed = pc.is_null(trace["error"]).to_numpy(zero_copy_only=False)
     intended_s, sent_s, first_s, last_s, tokens = (
-        _floats(trace, name) for name in ("intended_s", "sent_s", "first_token_s", "last_token_s", "output_tokens")
+        floats(trace, name) for name in ("intended_s", "sent_s", "first_token_s", "last_token_s", "output_tokens")
     )
     num_chunks = pc.list_value_length(trace["chunk_s"]).to_numpy(zero_copy_only=False)
     some = np.where(completed, 1.0, np.nan)
@@ -49,7 +49,8 @@ def latencies(trace: pa.Table) -> Latencies:
     )
 
 
-def _floats(trace: pa.Table, name: str) -> Floats:
+def floats(trace: pa.Table, name: str) -> Floats:
+    """A column of a trace as numbers, NaN where it holds none."""
     values: Floats = pc.cast(trace[name], pa.float64()).to_numpy(zero_copy_only=False)
     return values
 

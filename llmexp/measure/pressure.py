@@ -1,11 +1,10 @@
 """How hard a round pressed on the KV cache."""
 
-from typing import Any
-
 import numpy as np
 import pyarrow as pa
 
 from llmexp.measure.contract import Contract
+from llmexp.measure.latencies import floats
 
 
 def pressure_measures(trace: pa.Table, contract: Contract, capacity_tokens: int | None) -> dict[str, float]:
@@ -27,12 +26,8 @@ def pressure_measures(trace: pa.Table, contract: Contract, capacity_tokens: int 
 
 def _most_in_flight(trace: pa.Table) -> float:
     """The most prompt tokens that were in flight at once."""
-    sent, end, tokens = (_floats(trace, name) for name in ("sent_s", "end_s", "prompt_tokens"))
+    sent, end, tokens = (floats(trace, name) for name in ("sent_s", "end_s", "prompt_tokens"))
     times = np.concatenate([sent, end])
     steps = np.concatenate([tokens, -tokens])
     order = np.lexsort((steps, times))  # a place is free before it is taken again
     return float(np.cumsum(steps[order]).max())
-
-
-def _floats(trace: pa.Table, name: str) -> Any:
-    return trace[name].cast(pa.float64()).to_numpy()

@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 
 from llmexp.measure.catalog import PERCENTILES
 from llmexp.measure.goodput import meets_slo
-from llmexp.measure.latencies import Latencies, latencies
+from llmexp.measure.latencies import Latencies, floats, latencies
 from llmexp.measure.percentiles import percentile
 from llmexp.results import Percentile
 from llmexp.schema.load import SloConfig
@@ -35,7 +35,7 @@ def request_measures(trace: pa.Table, slo: SloConfig) -> tuple[dict[str, float],
     samples = _samples(each) | _queue(trace)
     measures |= {f"{name}_ms_mean": float(sample.mean()) for name, sample in samples.items() if len(sample)}
     measures["failed_requests"] = float((~each.completed).sum())
-    output_tokens = _counts(trace, "output_tokens")
+    output_tokens = floats(trace, "output_tokens")
     known = each.completed & ~np.isnan(output_tokens)
     measures["requests_without_usage"] = float((each.completed & ~known).sum())
     num_chunks = np.array(trace["chunk_s"].combine_chunks().value_lengths())
@@ -58,7 +58,7 @@ def _samples(each: Latencies) -> dict[str, NDArray[np.float64]]:
 
 def _queue(trace: pa.Table) -> dict[str, NDArray[np.float64]]:
     """Times that the engine kept requests waiting, where it tells them of each request."""
-    waits_ms = (_counts(trace, "engine_scheduled_s") - _counts(trace, "engine_queued_s")) * 1e3
+    waits_ms = (floats(trace, "engine_scheduled_s") - floats(trace, "engine_queued_s")) * 1e3
     known = waits_ms[~np.isnan(waits_ms)]
     return {"queue": known} if len(known) else {}
 
@@ -68,7 +68,7 @@ def _rates(trace: pa.Table, each: Latencies, good: NDArray[np.bool_], among: NDA
     sent_s, end_s = (trace[name].to_numpy()[among] for name in ("sent_s", "end_s"))
     duration_s = float(end_s.max() - sent_s.min())
     completed = each.completed & among
-    output, prompt = (float(np.nansum(_counts(trace, name)[completed])) for name in ("output_tokens", "prompt_tokens"))
+    output, prompt = (float(np.nansum(floats(trace, name)[completed])) for name in ("output_tokens", "prompt_tokens"))
     totals = {
         "throughput_req_per_s": float(completed.sum()),
         "throughput_output_tokens_per_s": output,
@@ -78,8 +78,3 @@ def _rates(trace: pa.Table, each: Latencies, good: NDArray[np.bool_], among: NDA
     }
     rates = {name: total / duration_s if duration_s > 0 else 0.0 for name, total in totals.items()}
     return {"duration_s": duration_s, **rates}
-
-
-def _counts(trace: pa.Table, name: str) -> NDArray[np.float64]:
-    counts: NDArray[np.float64] = trace[name].cast(pa.float64()).to_numpy()
-    return counts

@@ -38,9 +38,7 @@ def test_agreement_test_and_differing_questions(tmp_path: Path) -> None:
     change(tmp_path / "s" / other.name, rounds=(rounds[0].model_copy(update={"valid": False}), rounds[1]))
     written = write_report(load_study(tmp_path / "s"), tmp_path / "s")
     text = written.markdown.read_text()
-    assert (
-        "| on | 0 | 11 of 150 | 0.0200 (0.00682 to 0.0571) | 0.933 (0.882 to 0.963) | 1 | 138 | 4.0e-40 |" in text
-    )
+    assert "| on | 0 | 11 of 150 | 0.0200 (0.00682 to 0.0571) | 0.933 (0.882 to 0.963) | 1 | 138 | 4.0e-40 |" in text
     assert "on, all, trial 0: 139 questions answered differently" in text
     assert "`law/2`, `law/12`" in text and "and 39 more in report.json" in text
     (found,) = json.loads(written.json.read_text())["questions"]

@@ -12,7 +12,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
-from llmexp import launchers, plan, results, search, tracking
+from llmexp import interrupt, launchers, plan, results, search, tracking
 from llmexp.compose import open_keys, resolve
 from llmexp.engines.lease import EngineLease, launch_key
 from llmexp.errors import ConfigError, LlmexpError, ResultError, TrackingError
@@ -23,6 +23,7 @@ from llmexp.results import PlannedRun, RunResult, SearchRecord, StudyRecord
 from llmexp.resume import alone, interrupted, is_complete, is_done
 from llmexp.schema.config import Config
 from llmexp.schema.study import StudyConfig
+from llmexp.task import make_simulation
 from llmexp.words import count
 
 if TYPE_CHECKING:
@@ -101,8 +102,7 @@ def sweep(arguments: Sequence[str], base: DictConfig, context: HydraContext, tas
     tracking.require_ready(shared.tracking)
     results.save_study(record, folder)
     (folder / results.SEARCH).unlink(missing_ok=True)  # an earlier search's; this one's comes at its end
-    tracked = tracking.start_study(shared, name, identity, " ".join(arguments)) if shared.tracking.enabled else None
-    parent = f"run.parent_run_id={tracked.run_id}" if tracked else "run.parent_run_id=null"
+    tracked: tracking.TrackedRun | None = None
     status = "killed"
     failures: list[str] = []
     study = None
@@ -110,6 +110,7 @@ def sweep(arguments: Sequence[str], base: DictConfig, context: HydraContext, tas
     lease = EngineLease(keep=True)  # for the whole study: the values that a search asks for may share an engine
 
     def make(missing: Sequence[_Job]) -> list[str]:
+        parent = f"run.parent_run_id={tracked.run_id}" if tracked else "run.parent_run_id=null"
         return _launch(missing, parent, base, context, task, lease) if missing else []
 
     def made(values: tuple[str, ...]) -> tuple[list[_Job], list[str]]:
@@ -121,6 +122,9 @@ def sweep(arguments: Sequence[str], base: DictConfig, context: HydraContext, tas
         return jobs, make([job for job in jobs if not is_done(job.preparation)])
 
     try:
+        if shared.tracking.enabled:
+            with interrupt.held():  # what is opened is known, and closed
+                tracked = tracking.start_study(shared, name, identity, " ".join(arguments))
         with closing(lease):
             failures = _search(shared.study, made, folder) if asked.search else make(to_do)
         if lease.launches:
@@ -152,12 +156,10 @@ def sweep(arguments: Sequence[str], base: DictConfig, context: HydraContext, tas
 
 def _simulate(shared: Config, taken: plan.Sweep) -> None:
     """A study of the simulator varies by itself what it is about."""
-    from llmexp.simulate.studies.make import make
-
     if taken.swept:
         key, values = next(iter(taken.swept.items()))
         raise ConfigError(f"{key}: got {','.join(values)}; a study of the simulator takes one value of each key")
-    make(shared)
+    make_simulation(shared)
 
 
 def _with_ends(taken: plan.Sweep, study: StudyConfig) -> tuple[dict[str, tuple[str, ...]], StudyConfig]:

@@ -38,7 +38,7 @@ def make_run(composed: DictConfig, lease: "EngineLease | None" = None, worker: "
         if config.study.plan_only:
             raise ConfigError("study.plan_only: got true, but there is a plan only of a sweep; add -m")
         if config.simulation is not None:
-            return _simulated(config)
+            return make_simulation(config)
         return _of_study(config, lease) if in_study else _single(config)
     except LlmexpError as error:
         if in_study:
@@ -124,11 +124,15 @@ def _single(config: "Config") -> str:
     return str(made.folder)
 
 
-def _simulated(config: "Config") -> str:
-    """Makes the study of the simulator that the config describes."""
+def make_simulation(config: "Config") -> str:
+    """Makes the study of the simulator that the config describes, and returns its folder."""
+    from llmexp.simulate.studies.setting import setting
+
+    found = setting(config)  # before all that draws is imported, as above
+
     from llmexp.simulate.studies.make import make
 
-    return str(make(config))
+    return str(make(found))
 
 
 def _of_study(config: "Config", lease: "EngineLease | None") -> str:

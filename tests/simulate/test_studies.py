@@ -127,7 +127,7 @@ def test_small_budgets_shorten_the_gaps_between_tokens(found: Callable[[str], Fi
 def test_files_say_simulated_and_a_repetition_is_equal(tmp_path: Path) -> None:
     def made(folder: str) -> Path:
         overrides = [*REDUCED["paged_memory"], f"runs_dir={tmp_path / folder}", "study.name=s", "tracking=off"]
-        return make.make(compose(["experiment=paged_memory", *overrides]))
+        return make.make(setting(compose(["experiment=paged_memory", *overrides])))
 
     first, second = made("a"), made("b")
     names = sorted(path.name for path in first.iterdir())
@@ -146,7 +146,7 @@ def test_what_a_folder_holds_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     config = compose(["experiment=paged_memory", *REDUCED["paged_memory"], f"runs_dir={tmp_path}", "study.name=mine"])
     with pytest.raises(ConfigError, match=r"study\.name: got mine, whose folder holds something else"):
-        make.make(config)
+        make.make(setting(config))
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_what_a_folder_holds_is_not_overwritten(tmp_path: Path) -> None:
 )
 def test_wrong_input_is_named(overrides: list[str], error: type[Exception], message: str, tmp_path: Path) -> None:
     with pytest.raises(error, match=message):
-        make.make(compose([*overrides, f"runs_dir={tmp_path}", "tracking=off"]))
+        make.make(setting(compose([*overrides, f"runs_dir={tmp_path}", "tracking=off"])))
 
 
 @settings(deadline=None)

@@ -25,7 +25,7 @@ from llmexp.simulate.studies.paged_memory import paged_memory
 from llmexp.simulate.studies.radix_vs_blocks import radix_vs_blocks
 from llmexp.simulate.studies.scheduler_policies import scheduler_policies
 from llmexp.simulate.studies.scheduling_order import scheduling_order
-from llmexp.simulate.studies.setting import Setting, setting
+from llmexp.simulate.studies.setting import Setting
 from llmexp.simulate.studies.static_vs_continuous import static_vs_continuous
 
 STUDIES: Mapping[str, Callable[[Setting, Any], Findings]] = {
@@ -40,11 +40,12 @@ STUDIES: Mapping[str, Callable[[Setting, Any], Findings]] = {
 CONFIG, REPORT, SUMMARY, FIGURE = "config.yaml", "report.md", "simulation.json", "figure"
 
 
-def make(config: Config) -> Path:
+def make(setting: Setting) -> Path:
     """Makes the study that `simulation` asks for, shows its tables and returns its folder.
 
     Raises ConfigError or WorkloadError.
     """
+    config = setting.config
     assert config.simulation is not None
     kind = config.simulation.kind
     require_writable(Path(config.runs_dir))
@@ -54,7 +55,7 @@ def make(config: Config) -> Path:
     if folder.exists() and not (folder / SUMMARY).exists():
         raise ConfigError(f"study.name: got {name}, whose folder holds something else; give another name")
     try:
-        found = STUDIES[kind](setting(config), config.simulation)
+        found = STUDIES[kind](setting, config.simulation)
     except (RequestNeverFitsError, TokenBudgetTooSmallError) as error:
         raise ConfigError(
             f"experiment: the workload does not fit the simulated engine ({error}); ask for shorter requests, or raise "

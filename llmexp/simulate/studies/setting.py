@@ -93,12 +93,15 @@ class Setting:
 
 def setting(config: Config) -> Setting:
     """Finds the model and builds the workload. Where it has conversations, the simulated engine gives the
-    answers that the prompts hold. Raises ConfigError or WorkloadError."""
+    answers that the prompts hold. Raises ConfigError or WorkloadError, also where it is not known what steps take."""
     model = models.locate(config.model)
     workload = build(config.workload, model)
     if "turn" in workload.columns:
         workload = as_recorded(workload)
-    return Setting(config, model, workload)
+    made = Setting(config, model, workload)
+    if not isinstance(config.simulation, PagedMemory):  # which takes no time
+        made.cost()
+    return made
 
 
 def poisson(setting: Setting, rate_per_s: float) -> npt.NDArray[np.float64]:

@@ -104,7 +104,8 @@ def _measure(plan: Preparation, lease: EngineLease, so_far: SoFar) -> None:
 
     def while_starting() -> None:
         so_far.audit = account(config, workload, None)
-        so_far.tracked = _tracked(plan)
+        with interrupt.held():  # what is opened is known, and closed
+            so_far.tracked = _tracked(plan)
 
     with ExitStack() as stack:
         asked = time.monotonic()

@@ -15,7 +15,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from llmexp import liveness
+from llmexp import interrupt, liveness
 from llmexp.errors import ConfigError, ResultError, TrackingError
 from llmexp.reachable import require_answer
 from llmexp.results import FIGURES, Percentile, RunResult, load_run
@@ -149,7 +149,8 @@ def _reached_by_all() -> Iterator[None]:
     from sqlalchemy.exc import SQLAlchemyError
 
     try:
-        yield
+        with interrupt.held():  # an SQLite store stays locked to this process where a transaction is cut off
+            yield
     except (MlflowException, SQLAlchemyError, OSError) as error:
         raise TrackingError(_reason(error)) from None
 
@@ -331,6 +332,7 @@ def finish_run(run: TrackedRun, result: RunResult) -> None:
             "llmexp.fingerprint": result.fingerprint,
             "llmexp.simulated": str(result.simulated).lower(),
             "llmexp.workload_sha256": result.workload_sha256,
+            **{f"env.{name}": value for name, value in result.environment.get("variables", {}).items()},
         },
     )
     run.client.log_artifacts(run.run_id, str(result.folder))

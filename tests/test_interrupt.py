@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 
 def test_a_signal_waits_for_the_outermost_block_that_is_held() -> None:
@@ -24,3 +25,31 @@ def test_a_signal_waits_for_the_outermost_block_that_is_held() -> None:
     command = [sys.executable, "-c", textwrap.dedent(script)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout == "inner outer 143\n"
+
+
+def test_a_signal_within_mlflow_is_neither_lost_nor_cuts_off_a_transaction(tmp_path: Path) -> None:
+    script = """
+        import os, signal, sys
+        from mlflow import MlflowClient
+        from llmexp import interrupt, tracking
+        from llmexp.compose import compose
+        interrupt.install()
+        config = compose(["model=tiny_random", "gpu=cpu", f"tracking.dir={sys.argv[1]}"])
+        create_run = MlflowClient.create_run
+        def hit(*arguments, **more):
+            try:
+                os.kill(os.getpid(), signal.SIGTERM)
+            except KeyboardInterrupt:
+                pass  # as in a finalizer, whose exceptions Python drops
+            return create_run(*arguments, **more)
+        MlflowClient.create_run = hit
+        try:
+            tracking.start_study(config, "s", "identity", "")
+            print("lost")
+        except KeyboardInterrupt:
+            client, experiment = tracking.open_store(config.tracking)
+            print(*[run.info.run_name for run in client.search_runs([experiment])])
+    """
+    command = [sys.executable, "-c", textwrap.dedent(script), str(tmp_path / "mlruns")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == "s\n"

@@ -149,7 +149,7 @@ def _reached_by_all() -> Iterator[None]:
     from sqlalchemy.exc import SQLAlchemyError
 
     try:
-        with interrupt.held():  # an SQLite store stays locked to this process where a transaction is cut off
+        with interrupt.held():  # cut off in there, a signal may be swallowed, or a transaction stay open
             yield
     except (MlflowException, SQLAlchemyError, OSError) as error:
         raise TrackingError(_reason(error)) from None

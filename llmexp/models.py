@@ -70,6 +70,11 @@ class Model:
     max_model_len: int
     config: Mapping[str, Any]
 
+    @property
+    def most_tokens(self) -> int:
+        """What `max_model_len` could be set to."""
+        return max(self.max_model_len, self.config.get("max_position_embeddings") or 0)
+
     def tokenizer(self) -> "Tokenizer":
         """The tokenizer of `tokenizer.json`."""
         from tokenizers import Tokenizer
@@ -141,6 +146,7 @@ def _read(config: ModelConfig, folder: Path) -> Model:
     if config.max_model_len is not None and config.max_model_len > longest:
         raise ConfigError(
             f"model.max_model_len: got {config.max_model_len}; {config.name} takes {longest} tokens at most"
+            f"{with_longer_context(config.max_model_len)}"
         )
     tokenizer = _json(folder / "tokenizer.json")
     added = [] if tokenizer is None else _checked(folder / "tokenizer.json", tokenizer, _Tokenizer).added_tokens
@@ -152,6 +158,12 @@ def _read(config: ModelConfig, folder: Path) -> Model:
         max_model_len=config.max_model_len or longest,
         config=content,
     )
+
+
+def with_longer_context(tokens: int) -> str:
+    """Which model takes so many tokens and is always at hand; nothing where it does not either."""
+    most = int(_GENERATED["llama_8b"]["max_position_embeddings"])
+    return f"; model=random_8b takes {most}, for audits and engine=simulator" if tokens <= most else ""
 
 
 def _special_token_ids(facts: _Facts, added: Sequence[_AddedToken]) -> Iterator[int]:

@@ -89,7 +89,10 @@ def test_one_wrong_value_behind_two_keys_is_reported_once() -> None:
         (["kv.block_size=16"], ["kv.block_size", "16", "multiple of 32"]),
         (["workload.prefix_tokens=9000"], ["9032", "2048"]),
         (["model.path=/no/such/folder"], ["model.path", "/no/such/folder", "Hub id"]),
-        (["model.max_model_len=100000"], ["model.max_model_len", "100000", "8192"]),
+        (
+            ["model.max_model_len=100000"],
+            ["model.max_model_len: got 100000", "takes 8192", "model=random_8b"],
+        ),
         (["runs_dir=/proc/nowhere"], ["runs_dir", "/proc/nowhere", "cannot be written"]),
         (["kv.num_blocks=64", "kv.cache_memory_bytes=1000000"], ["kv.num_blocks=64", "one KV budget"]),
     ],

@@ -1,5 +1,6 @@
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmexp.errors import WorkloadError
+from llmexp.models import Model
 from llmexp.schema.workloads import Azure, Mooncake
 from llmexp.workloads.audit import audit
 from llmexp.workloads.build import build
@@ -33,6 +35,26 @@ def test_equal_ids_are_equal_tokens(write: Write) -> None:
     assert np.array_equal(first[:512], third)
     assert workload.arrivals_s is not None
     assert workload.arrivals_s.tolist() == [0, 1.5, 4, 4]
+
+
+def test_a_trace_that_is_too_long_is_told_what_fits(write: Write) -> None:
+    """What is suggested works: a longer context where the model has one, shorter requests, or another model."""
+    path = str(write("t.jsonl", TRACE))
+    short = make_model(max_model_len=512)
+
+    def advice(model: Model, **knobs: float) -> str:
+        with pytest.raises(WorkloadError) as error:
+            build(Mooncake(path=path, **knobs), model)  # type: ignore[arg-type]
+        return str(error.value).partition("output tokens; ")[2]
+
+    with_room = replace(short, config={"max_position_embeddings": 2048})
+    said = "set model.max_model_len=1510 or more, of which the model takes 2048, or ask for shorter ones"
+    assert advice(with_room) == f"{said}, as with workload.scale_lengths=0.33"
+    build(Mooncake(path=path), replace(short, max_model_len=1510))
+    build(Mooncake(path=path, scale_lengths=0.33), short)
+    assert advice(short, scale_lengths=0.5).startswith("ask for shorter ones, as with workload.scale_lengths=0.33")
+    assert "model=random_8b takes 131072, for audits and engine=simulator" in advice(short)
+    assert "random_8b" not in advice(short, scale_lengths=1000.0)
 
 
 @pytest.mark.parametrize(("block_size", "reusable"), [(512, 1024 + 0), (16, 1024 + 496), (500, 1000 + 500)])

@@ -72,7 +72,7 @@ def test_a_study_and_its_run_as_mlflow_shows_them(tmp_path: Path) -> None:
         update={"run": settings.run.model_copy(update={"parent_run_id": parent.run_id})}
     )
     child = tracking.start_run(child_settings, "s", "cache-on.trial-0")
-    tracking.finish_run(child, result(tmp_path / "run", settings))
+    tracking.finish_run(child, result(tmp_path / "run", settings, environment={"variables": {"OMP_NUM_THREADS": "4"}}))
     study_folder = tmp_path / "study"
     study_folder.mkdir()
     (study_folder / "report.md").write_text("# report")
@@ -86,6 +86,7 @@ def test_a_study_and_its_run_as_mlflow_shows_them(tmp_path: Path) -> None:
     assert shown.data.tags["mlflow.parentRunId"] == parent.run_id
     assert shown.data.tags["llmexp.valid"] == "false"
     assert "contract_broken" in shown.data.tags["llmexp.invalid_reasons"]
+    assert shown.data.tags["env.OMP_NUM_THREADS"] == "4"
     params = shown.data.params
     assert params["cache"] == "salted" and params["max_num_seqs"] == "4" and params["workload.num_requests"] == "3"
     assert not [key for key, value in params.items() if value == "None"]

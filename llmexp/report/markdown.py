@@ -18,6 +18,7 @@ from llmexp.measure.accuracy import accuracy
 from llmexp.measure.catalog import MEASURES
 from llmexp.report.blocks import by_cell, folded, section, table
 from llmexp.report.evidence import device_section, engine_section, weaknesses
+from llmexp.report.run_table import model_and_device
 from llmexp.report.search import search_section
 from llmexp.report.sentences import claim_text, http_costs, sentence
 from llmexp.report.table import (
@@ -78,7 +79,8 @@ def _head(study: Study, comparison: Comparison) -> Iterator[str]:
     about = f": {comparison.factor}, against {comparison.baseline}" if comparison.factor else ""
     yield f"# {simulated(comparison)}{comparison.study}{about}"
     if "simulated" in comparison.kinds:
-        yield "**These numbers come from a model of an engine, not from a measurement.**"
+        what = "; ".join(dict.fromkeys(model_and_device(run) for run in study.runs if run.simulated))
+        yield f"**These numbers come from a model of an engine ({what}), not from a measurement.**"
     yield legend(comparison)
     if study.search:
         yield f"**Found: {study.search.found}.**"

@@ -44,9 +44,16 @@ def run_table(result: RunResult) -> Table:
     return table
 
 
+def model_and_device(result: RunResult) -> str:
+    """What a run was made with, or simulates: `random_8b on h100`."""
+    names = [str((result.config.get(group) or {}).get("name", "unknown")) for group in ("model", "gpu")]
+    return " on ".join(names)
+
+
 def verdict(result: RunResult) -> str:
     """Whether the run may be believed, and why not, or what weakens it: one line a reason."""
-    weak = [f"unknown: {fact}" for fact in result.engine.get("unknown") or ()]
+    weak = [f"simulated: {model_and_device(result)}"] if result.simulated else []
+    weak += [f"unknown: {fact}" for fact in result.engine.get("unknown") or ()]
     if result.engine.get("throttled"):
         weak.append("throttled: heat or a fault slowed a GPU during a round")
     if result.valid:

@@ -163,7 +163,7 @@ def test_simulated_data_is_labelled_in_every_title(tmp_path: Path) -> None:
         assert plot.caption.split()[0] in plot.figure.get_supxlabel()
     text = write_report(study, tmp_path / "s").markdown.read_text()
     assert text.startswith("# SIMULATED")
-    assert "not from a measurement" in text
+    assert "a model of an engine (smollm2_135m on unknown), not from a measurement" in text
 
 
 def test_arms_differ_without_colour(tmp_path: Path) -> None:

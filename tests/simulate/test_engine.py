@@ -12,6 +12,7 @@ from llmexp.compose import compose
 from llmexp.errors import ConfigError, ResultError
 from llmexp.execute import run
 from llmexp.models import locate
+from llmexp.report.run_table import verdict
 from llmexp.results import RunResult
 from llmexp.simulate.calibration import CalibrationFile, Residuals, load, save
 from llmexp.simulate.engine import settings_of
@@ -129,6 +130,7 @@ def test_what_cannot_be_simulated_is_refused(tmp_path: Path, overrides: list[str
 def test_the_device_that_is_simulated_does_not_depend_on_the_machine(tmp_path: Path, calibration: Path) -> None:
     asked = ["engine=simulator", "model=tiny_random", "gpu=auto"]
     assert compose(asked).gpu.name == "h100"
+    assert "\nsimulated: tiny_random on h100" in verdict(simulated(tmp_path, "gpu=auto"))
     assert compose([*asked, f"engine.calibration={calibration}"]).gpu.name == CALIBRATION.gpu
 
 

@@ -148,13 +148,34 @@ class Comparison:
         return {key: value for key, value in cells[0].items() if all(cell.get(key) == value for cell in cells)}
 
     @cached_property
+    def implied(self) -> Mapping[str, str]:
+        """The keys that an earlier key of the cells settles, with that key: each of its values has one of theirs."""
+        kept: list[str] = []
+        found: dict[str, str] = {}
+        cells = [level.cell for level in self.levels]
+        for key in dict.fromkeys(key for cell in cells for key in cell):
+            if key in self.common:
+                continue
+            settles = (
+                one
+                for one in kept
+                if len({(c.get(one), c.get(key)) for c in cells}) == len({c.get(one) for c in cells})
+            )
+            if (one := next(settles, None)) is not None:
+                found[key] = one
+            else:
+                kept.append(key)
+        return found
+
+    @cached_property
     def names(self) -> Mapping[str, str]:
         """The shortest name of every swept key."""
         return short_names([*([self.factor] if self.factor else []), *(key for one in self.levels for key in one.cell)])
 
     def label(self, cell: Cell) -> str:
         """A cell by what tells it from the others, under the shortest names: `num_requests=64 order=sorted`."""
-        telling = {self.names[key]: value for key, value in cell.items() if key not in self.common}
+        said = {*self.common, *self.implied}
+        telling = {self.names[key]: value for key, value in cell.items() if key not in said}
         alone = all(level.cell == self.common for level in self.levels)
         return cell_label(telling or ({} if alone else cell))
 

@@ -119,19 +119,28 @@ def to_markdown(comparison: Comparison) -> str:
 
 
 def legend(comparison: Comparison) -> str:
-    """`Cells by engine, workload.{order,num_requests}; all with max_num_seqs=64.` Nothing where their names say it."""
+    """`Cells by engine, workload.{order,num_requests}; all with max_num_seqs=64; order=sorted with rounds=2.` Nothing
+    where their names say it."""
     groups: dict[str, list[str]] = {}
-    for key in dict.fromkeys(key for level in comparison.levels for key in level.cell):
-        if key not in comparison.common:
-            name = comparison.names[key]
-            groups.setdefault(key.removesuffix(name), []).append(name)
+    along: dict[str, list[str]] = {}
+    cells = [level.cell for level in comparison.levels]
+    for key in dict.fromkeys(key for cell in cells for key in cell if key not in comparison.common):
+        name = comparison.names[key]
+        groups.setdefault(key.removesuffix(name), []).append(name)
+        one = comparison.implied.get(key)
+        for value, settled in dict.fromkeys((cell.get(one), cell.get(key)) for cell in cells if one is not None):
+            along.setdefault(f"{comparison.names[str(one)]}={value}", []).append(f"{name}={settled}")
     shared = [f"{key}={value}" for key, value in comparison.common.items()]
-    if not shared and not any(groups.keys()):
+    if not shared and not along and not any(groups):
         return ""
-    keys = [f"{group}{{{','.join(names)}}}" if group and names[1:] else group + ", ".join(names)
-            for group, names in groups.items()]  # fmt: skip
-    parts = [f"cells by {', '.join(keys)}" if keys else "", f"all with {' '.join(shared)}" if shared else ""]
-    text = "; ".join(filter(None, parts))
+    keys = [
+        f"{group}{{{','.join(names)}}}" if group and names[1:] else group + ", ".join(names)
+        for group, names in groups.items()
+    ]
+    parts = [f"cells by {', '.join(keys)}"] if keys else []
+    parts += [f"all with {' '.join(shared)}"] if shared else []
+    parts += [f"{value} with {' '.join(others)}" for value, others in along.items()]
+    text = "; ".join(parts)
     return f"{text[0].upper()}{text[1:]}."
 
 
@@ -228,12 +237,13 @@ def _in_lines(name: str) -> str:
 def _widths(rows: Sequence[Row], width: int) -> list[int]:
     """Widths of columns, two blanks between them and one on either side, in which no word is broken.
 
-    Where their longest lines have no room, cells' names give way first, the last columns next.
+    Where their longest lines have no room, the first column and the last two give way before the effects between.
     """
     columns = list(zip(*rows, strict=True))
     kept = [max(len(line) for text in column for line in text.splitlines()) for column in columns]
     words = [max(len(word) for text in column for word in re.findall(r"\S+(?: →)?", text)) for column in columns]
-    for i, least in [(0, max(words[0], _CELL)), *reversed(list(enumerate(words)))]:
+    last = len(words) - 1
+    for i, least in [(0, max(words[0], _CELL)), *((i, words[i]) for i in (last, last - 1, 0, *range(last - 2, 0, -1)))]:
         over = sum(kept) + 2 * len(kept) + 1 - width
         kept[i] = max(kept[i] - max(over, 0), min(kept[i], least))
     return kept

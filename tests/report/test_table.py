@@ -4,10 +4,13 @@ import io
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 
+from llmexp.analyze.compare import Comparison, Level
 from llmexp.analyze.study import load_study
-from llmexp.report.table import HEADLINES, cells_table, number, ratio, to_markdown
+from llmexp.report.table import HEADLINES, cells_table, legend, number, ratio, to_markdown
 from tests.analyze.synthetic import make_study, same_in_every_trial
 
 
@@ -50,11 +53,16 @@ def test_long_names_of_cells_leave_every_word_whole(tmp_path: Path) -> None:
     assert max(map(len, text.splitlines())) <= 100
     rows = [row for row in load_study(tmp_path / "s").compare().rows if row.measure in HEADLINES]
     assert text.count("inconclusive") == sum(row.verdict == "inconclusive" for row in rows) > 6
-    assert text.split().count("prefix_tokens=3570") == 4
-    legend = "Cells by engine, workload.{num_requests,prefix_tokens,suffix_tokens,output_tokens}; all with rounds=2."
-    assert legend in " ".join(text.split()) and text.count("rounds=2") == text.count("workload.") == 1
+    assert text.split().count("prefix_tokens=3570") == 5
+    legend = (
+        "Cells by engine, workload.{num_requests,prefix_tokens,suffix_tokens,output_tokens}; all with rounds=2; "
+        "prefix_tokens=3570 with suffix_tokens=23 output_tokens=8; "
+        "prefix_tokens=168 with suffix_tokens=32 output_tokens=256."
+    )
+    assert legend in " ".join(text.split())
+    assert all(text.count(word) == 1 for word in ("rounds=2", "workload.", "suffix_tokens=23", "output_tokens=8"))
     markdown = to_markdown(load_study(tmp_path / "s").compare())
-    assert "| engine=vllm_async num_requests=64 prefix_tokens=168 suffix_tokens=32 output_tokens=256 |" in markdown
+    assert "| engine=vllm_async num_requests=64 prefix_tokens=168 |" in markdown
 
 
 def test_short_names_stay_apart(tmp_path: Path) -> None:
@@ -67,6 +75,21 @@ def test_short_names_stay_apart(tmp_path: Path) -> None:
         "a=1",
         "b=2",
     ]
+
+
+@given(st.lists(st.tuples(*[st.sampled_from("123")] * 4), min_size=2, max_size=6, unique=True))
+def test_labels_tell_all_cells_apart(values: list[tuple[str, ...]]) -> None:
+    cells = [dict(zip(("a.x", "b.x", "b.y", "z"), cell, strict=True)) for cell in values]
+    levels = tuple(Level(cell, "", 1, (), (), {}) for cell in cells)
+    comparison = Comparison("s", None, None, 1, 0.9, 0.05, frozenset(), (), levels, (), (), (), 0)
+    labels = [comparison.label(cell) for cell in cells]
+    assert len({*labels}) == len(cells)
+    said = legend(comparison)
+    for key in cells[0]:
+        for value in {cell[key] for cell in cells}:  # everything is told, in the labels or once for all
+            name = key if key in comparison.common else comparison.names[key]
+            assert f"{name}={value}" in " ".join([*labels, said])
+        assert (key in comparison.common) == (len({cell[key] for cell in cells}) == 1)
 
 
 def test_one_cell_needs_no_column(tmp_path: Path) -> None:

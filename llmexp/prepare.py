@@ -10,7 +10,7 @@ from tempfile import TemporaryFile
 from typing import Any
 
 from llmexp import fingerprint, hardware, models
-from llmexp.client.replay import require_written
+from llmexp.client.replay import require_arrivals, require_written
 from llmexp.engines import devices, simulator
 from llmexp.engines.kinds import kind_of
 from llmexp.errors import ConfigError
@@ -60,6 +60,7 @@ def prepare(config: Config, here: bool = True) -> Preparation:
     model = models.locate(config.model)
     workload = build(config.workload, model)
     require_written(workload, config.client)
+    require_arrivals(workload, config.load)
     if config.workload.kind == _CONTROL:
         account(config, workload, None)
     if isinstance(config.engine, SimulatorConfig):

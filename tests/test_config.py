@@ -93,6 +93,7 @@ def test_one_wrong_value_behind_two_keys_is_reported_once() -> None:
             ["model.max_model_len=100000"],
             ["model.max_model_len: got 100000", "takes 8192", "model=random_8b"],
         ),
+        (["load=trace"], ["load: got trace; this workload has no arrival times"]),
         (["runs_dir=/proc/nowhere"], ["runs_dir", "/proc/nowhere", "cannot be written"]),
         (["kv.num_blocks=64", "kv.cache_memory_bytes=1000000"], ["kv.num_blocks=64", "one KV budget"]),
     ],

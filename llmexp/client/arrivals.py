@@ -28,7 +28,10 @@ def arrivals(
         case Ramp(start_rate=start, end_rate=end):
             return _ramp(n, start, end)
     if offsets_s is None:
-        raise ConfigError("load=trace: this workload has no arrival times; it needs one that has, such as a trace")
+        raise ConfigError(
+            "load: got trace; this workload has no arrival times, as mooncake, azure, mixed_bursty and custom with "
+            "arrival_s on every line have"
+        )
     if len(offsets_s) and offsets_s[0] < 0:
         raise WorkloadError(f"load=trace: request 0 is due at {offsets_s[0]} s, before the trace begins")
     backwards = np.flatnonzero(np.diff(offsets_s) < 0)

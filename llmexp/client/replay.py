@@ -35,7 +35,7 @@ from llmexp.engines.host import Host
 from llmexp.engines.process import ending
 from llmexp.engines.target import Target
 from llmexp.errors import ConfigError, EngineError
-from llmexp.schema.load import ClientConfig, ClosedLoop, LoadConfig
+from llmexp.schema.load import ClientConfig, ClosedLoop, LoadConfig, Trace
 from llmexp.workloads.workload import Workload
 
 POLL_S = 0.1
@@ -197,6 +197,14 @@ def require_written(workload: Workload, client: ClientConfig) -> None:
         raise ConfigError(
             f"{key} sends prompts as {what}, and workload {workload.name} has none; {those} on every line would"
         )
+
+
+def require_arrivals(workload: Workload, load: LoadConfig) -> None:
+    """Raises ConfigError or WorkloadError if the workload's own arrivals are asked for, and it has none or such as go
+    back in time."""
+    if isinstance(load, Trace):
+        first, *_ = _conversations(workload)
+        arrivals(load, len(first), offsets_s=None if workload.arrivals_s is None else workload.arrivals_s[first])
 
 
 def _written_in(client: ClientConfig) -> str | None:

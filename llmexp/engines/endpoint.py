@@ -58,17 +58,18 @@ def arguments(config: Config, model: Model) -> list[str]:
 def start(config: Config, model: Model, folder: Path, while_starting: Callable[[], None]) -> Endpoint:
     """Asks the server what it serves and whether it streams.
 
-    Raises EngineError if nothing answers there, if it is no such server or does not stream.
+    Raises EngineError if nothing answers there, if it is no such server or does not stream, ConfigError if it serves
+    another model.
     """
     while_starting()
     target = _target(_section(config), _section(config).model or "")
     served = _served(target)
     if not target.model:
         if len(served) != 1:
-            raise EngineError(f"engine.model: got null; {target.base_url} serves {', '.join(served) or 'nothing'}")
+            raise ConfigError(f"engine.model: got null; {target.base_url} serves {', '.join(served) or 'nothing'}")
         target = replace(target, model=served[0])
     elif served and target.model not in served:
-        raise EngineError(f"engine.model: got {target.model!r}; {target.base_url} serves {', '.join(served)}")
+        raise ConfigError(f"engine.model: got {target.model!r}; {target.base_url} serves {', '.join(served)}")
     _require_stream(target, config)
     return Endpoint(target, _facts(target))
 

@@ -76,7 +76,7 @@ def test_a_trace_that_goes_back_in_time_is_refused_by_its_request() -> None:
 
 
 def test_a_trace_without_times_is_refused() -> None:
-    with pytest.raises(ConfigError, match="load=trace"):
+    with pytest.raises(ConfigError, match="load: got trace"):
         arrivals(Trace(), 3)
 
 

@@ -65,7 +65,7 @@ def test_a_server_that_does_not_stream_is_refused(fault: str, message: str, tmp_
 
 
 def test_a_model_that_it_does_not_serve_is_refused_with_those_that_it_does(tmp_path: Path) -> None:
-    with golden_server(model="real") as server, pytest.raises(EngineError, match="serves real"):
+    with golden_server(model="real") as server, pytest.raises(ConfigError, match="serves real"):
         start(tmp_path, f"engine.url={server.url}", "engine.model=other")
 
 

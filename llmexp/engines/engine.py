@@ -28,7 +28,8 @@ class EngineFacts:
 
     `gpus` are the UUIDs of the devices it runs on. `links` is how they are connected, as `nvidia-smi topo -m`
     names it (`NV18`, `PIX`, `SYS`; joined by commas where they differ), and `all_reduce` what adds up
-    their partial sums. `unknown` says what a measurement cannot know there, and what that weakens.
+    their partial sums. `open_ports` are those of its TCP ports that other machines reach. `unknown` says what a
+    measurement cannot know there, and what that weakens.
     """
 
     version: str | None = None
@@ -43,6 +44,7 @@ class EngineFacts:
     links: str | None = None
     all_reduce: str | None = None
     nccl_version: str | None = None
+    open_ports: tuple[int, ...] = ()
     unknown: tuple[str, ...] = ()
 
 

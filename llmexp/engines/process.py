@@ -45,14 +45,14 @@ class EngineProcess:
             if _group_of(process.pid) == self.popen.pid and process.status() != psutil.STATUS_ZOMBIE
         ]
 
-    def listens_at(self, port: int) -> set[str]:
-        """The addresses at which processes of the engine listen on a port."""
+    def listening(self) -> set[tuple[str, int]]:
+        """The addresses and ports at which processes of the engine listen."""
         found = set()
         for pid in self.pids():
             with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
                 for socket in psutil.Process(pid).net_connections(kind="tcp"):
-                    if socket.status == psutil.CONN_LISTEN and socket.laddr.port == port:
-                        found.add(str(socket.laddr.ip))
+                    if socket.status == psutil.CONN_LISTEN:
+                        found.add((str(socket.laddr.ip), int(socket.laddr.port)))
         return found
 
     def stop(self) -> None:

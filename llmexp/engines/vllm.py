@@ -30,6 +30,8 @@ _CPU_NICENESS = 10  # where engine and client share the cores, the client's cloc
 _CLAIM_TIMEOUT_S = 86400.0  # a study's other jobs may be many
 _BLOCK_MULTIPLE = {"cpu": 32, "cuda": 16}  # what vLLM's CPU attention and FlashAttention take
 
+_LOOPBACK = ("127.0.0.1", "::1")
+
 OLDEST = "0.24"
 _OURS = "llmexp sets it, so that only this run reaches the engine"
 # Arguments of vLLM's that engine.args may not hold: what the config has keys for, and what opens the server to others.
@@ -307,6 +309,7 @@ def facts(metrics: str, version: str | None, launched: Launched) -> EngineFacts:
         links=_links(gpus) if len(gpus) > 1 else None,
         all_reduce=log.all_reduce(log_file) if len(gpus) > 1 else None,
         nccl_version=log.nccl_version(log_file),
+        open_ports=tuple(sorted(port for address, port in launched.process.listening() if address not in _LOOPBACK)),
     )
 
 

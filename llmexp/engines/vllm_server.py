@@ -135,7 +135,8 @@ def _start(config: Config, model: Model, folder: Path, port: int, while_starting
     }
     launched = vllm.launch(config, folder, command, environment, lambda: _answers(target), while_starting)
     try:
-        if (addresses := launched.process.listens_at(port)) != {"127.0.0.1"}:
+        addresses = {address for address, number in launched.process.listening() if number == port}
+        if addresses != {"127.0.0.1"}:
             if not addresses:
                 raise EngineError(f"port {port} is served by a process that is not ours; set engine.port to another")
             raise EngineError(

@@ -24,16 +24,16 @@ _USAGE = """\
   python -m llmexp KEY=VALUE …               one run, such as cache=off max_num_seqs=4
   python -m llmexp -m KEY=A,B …              a study of all combinations, arms paired
   python -m llmexp -m experiment=NAME        a study that a file of conf/experiment describes
-  python -m llmexp experiment=NAME …         a study of the simulator, such as paged_memory; no engine, no -m
+  python -m llmexp experiment=NAME …         a study of the simulator, such as paged_memory; no -m
   python -m llmexp audit workload=NAME …     what caching can do for a workload; sends nothing
   python -m llmexp record workload=NAME …    an engine's answers, to replay conversations with
   python -m llmexp calibrate RUN_FOLDER …    what recorded engine steps cost, for engine=simulator
   python -m llmexp report FOLDER             the report of a study again
-  python -m llmexp doctor                    whether this machine is fit for runs, and what earlier ones have left
+  python -m llmexp doctor                    whether this machine is fit for runs, and what is left over
   python -m llmexp --cfg job KEY=VALUE …     the config that a run would have
 
-[bold]Exit codes[/]: 0 all is well; 1 something failed while it ran; 2 wrong input, before anything starts; 3 a single
-run was measured, but is not valid; 130 Ctrl-C; 143 SIGTERM
+[bold]Exit codes[/]: 0 all is well; 1 something failed while it ran; 2 wrong input, before anything
+starts; 3 a single run was measured, but is not valid; 130 Ctrl-C; 143 SIGTERM
 """
 
 

@@ -263,6 +263,7 @@ def test_engine_arguments_need_no_plus() -> None:
 
 def test_help_lists_every_key() -> None:
     done = subprocess.run([sys.executable, "-m", "llmexp", "--help"], capture_output=True, text=True, check=True)
+    assert "2 wrong input" in done.stdout and "143 SIGTERM" in done.stdout
     missing = [key for key in keys() if key.rpartition(".")[2] != "kind" and key not in done.stdout]
     assert not missing
 

@@ -29,7 +29,7 @@ _USAGE = """\
   python -m llmexp record workload=NAME …    an engine's answers, to replay conversations with
   python -m llmexp calibrate RUN_FOLDER …    what recorded engine steps cost, for engine=simulator
   python -m llmexp report FOLDER             the report of a study again
-  python -m llmexp doctor                    whether this machine is fit for runs, and what is left over
+  python -m llmexp doctor                    whether this machine can make runs, and what is left
   python -m llmexp --cfg job KEY=VALUE …     the config that a run would have
 
 [bold]Exit codes[/]: 0 all is well; 1 something failed while it ran; 2 wrong input, before anything

@@ -311,7 +311,7 @@ def timeline(comparison: Comparison, traced: Sequence[tuple[Level, Sequence[RunR
     bars = [_bars(run) for _, run in drawn]
     most = max(len(starts) for starts, *_ in bars)
     wide = min(5.0, 14 / len(drawn))
-    figure = Figure(figsize=(wide * max(len(drawn), 1.4), 1.5 + min(5, 1 + 0.05 * most)), layout="constrained")
+    figure = Figure(figsize=(wide * max(len(drawn), 1.4), 2 + min(4.5, 1.4 + 0.05 * most)), layout="constrained")
     panels = figure.subplots(1, len(drawn), sharex=True, sharey=True, squeeze=False)[0]
     for panel, (level, run), (due, token, last) in zip(panels, drawn, bars, strict=True):
         y = np.arange(len(due))
@@ -329,13 +329,12 @@ def timeline(comparison: Comparison, traced: Sequence[tuple[Level, Sequence[RunR
     panels[0].set_ylabel("request, in the order they were due")
     panels[0].yaxis.get_major_locator().set_params(integer=True)
     panels[0].set_ylim(most - 0.5, -0.5)
-    panels[0].legend(fontsize=7, loc="upper right")
     cell = f", cell {first}" if len(_cells(comparison, [level for level, _ in traced])) > 1 else ""
     caption = (
         f"First valid round of trial {trial}{cell}; {count(most, 'completed request')}"
         f"{', the first of the round' if most == MOST_REQUESTS else ''}. Hatched: waiting for the first token."
     )
-    return titled("timeline", "Request timeline of a round", caption, comparison, figure)
+    return titled("timeline", "Request timeline of a round", caption, comparison, figure, list(panels))
 
 
 def _counted_hits(study: Study, comparison: Comparison) -> dict[tuple[str, str], list[tuple[float, float, bool]]]:

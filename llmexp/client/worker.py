@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from llmexp.client.agenda import Agenda, ClosedLoop, OpenLoop
 from llmexp.client.call import Transport
 from llmexp.client.driver import Driver
-from llmexp.client.journal import Outcome, append, preserve
+from llmexp.client.journal import Outcome, abandon, append, preserve
 from llmexp.client.requests import Bodies, Requests
 
 READY, OVER, GOODBYE = b"ready\n", b"over\n", b"!"
@@ -100,6 +100,7 @@ async def _serve(job: Job, transport: Transport) -> None:
         _say(READY)
         message = os.read(0, START.size)
         if not message:
+            abandon(job.journal)
             raise SystemExit
         start = START.unpack(message)[0]
         loop = asyncio.get_running_loop()
@@ -132,7 +133,9 @@ async def work(job: Job, driver: Driver, start: float, progress: Callable[[int, 
 
 def leave_trace(job: Job, start: float) -> None:
     """Puts a journal that nobody will read into the run's folder, as a trace."""
-    if job.spill is not None:
+    if job.spill is None:
+        abandon(job.journal)
+    else:
         target = job.spill.with_suffix(f".{job.worker}{job.spill.suffix}")
         preserve(job.journal, target, round_index=job.round_index, worker=job.worker, origin=start)
 

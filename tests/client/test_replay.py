@@ -319,16 +319,18 @@ def test_a_signal_after_the_last_answer_does_not_lose_the_round(tmp_path: Path) 
     assert pq.read_table(spill)["error"].to_pylist() == [None] * 4
 
 
-def test_workers_end_with_their_parent() -> None:
+def test_workers_end_with_their_parent_and_leave_nothing(tmp_path: Path) -> None:
     script = "import sys; from tests.client.sending import *; send(sys.argv[1], numbered(2))"
     with golden_server(fault="stall") as server:
-        process = subprocess.Popen([sys.executable, "-c", script, server.url])
+        environment = {**os.environ, "TMPDIR": str(tmp_path)}
+        process = subprocess.Popen([sys.executable, "-c", script, server.url], env=environment)
         _wait_for(server, 1)
         children = _children(process.pid)
         process.kill()
         process.wait()
         assert children
         _until(lambda: not any(Path(f"/proc/{child}").exists() for child in children))
+    assert not list(tmp_path.glob("llmexp-client-*"))
 
 
 def test_a_worker_that_dies_is_reported_and_no_ended_request_is_lost(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def main() -> None:
             end_with(refusal)
         raise
     except KeyboardInterrupt as interruption:
-        print(f"llmexp: {interruption or 'interrupted'}", file=sys.stderr)
+        print(f"llmexp: {str(interruption) or 'interrupted'}", file=sys.stderr)
         sys.exit(interrupt.exit_code())
 
 
@@ -52,8 +52,11 @@ def _experiment(arguments: list[str]) -> None:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come up to `main`, which words them
     sys.argv[1:] = open_keys(arguments)
     register_defaults()
-    with plain_words():
-        hydra.main(config_path=str(conf_dir()), config_name="config", version_base="1.3")(make_run)()
+    try:
+        with plain_words():
+            hydra.main(config_path=str(conf_dir()), config_name="config", version_base="1.3")(make_run)()
+    except KeyboardInterrupt as interruption:
+        raise KeyboardInterrupt(str(interruption) or "interrupted before anything was measured") from None
 
 
 def _report(arguments: list[str]) -> None:
@@ -81,6 +84,12 @@ def _record(arguments: list[str]) -> None:
     record(arguments)
 
 
+def _log(arguments: list[str]) -> None:
+    from llmexp.relog import log
+
+    log(arguments)
+
+
 def _calibrate(arguments: list[str]) -> None:
     from llmexp.simulate.command import calibrate
 
@@ -91,6 +100,7 @@ _COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "report": _report,
     "audit": _audit,
     "doctor": _doctor,
+    "log": _log,
     "record": _record,
     "calibrate": _calibrate,
 }

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import llmexp
+from llmexp.__main__ import main
 from llmexp.errors import ConfigError
 from llmexp.report.command import report
 from tests.analyze.synthetic import make_study
@@ -67,6 +68,26 @@ def test_an_interruption_before_anything_was_measured_says_so(how: signal.Signal
     assert running.returncode == code
     assert said.splitlines()[-1] == "llmexp: interrupted before anything was measured"
     assert "requests.parquet" not in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [(["audit"], "interrupted"), (["cache=on"], "interrupted before anything was measured")],
+)
+def test_an_interruption_of_what_measures_nothing_leaves_no_traceback(
+    arguments: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("llmexp.auditing.compose", interrupted)
+    monkeypatch.setattr("hydra.main", lambda **_: lambda task: interrupted)
+    monkeypatch.setattr(sys, "argv", ["llmexp", *arguments])
+    monkeypatch.setattr("llmexp.interrupt.install", lambda: None)
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 130
+    assert capsys.readouterr().err == f"llmexp: {said}\n"
 
 
 def test_a_plan_of_a_single_run_and_a_report_without_a_place_are_refused(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ def test_variables_that_change_an_engine_are_kept_and_no_secret_is(monkeypatch: 
     monkeypatch.setenv("HF_TOKEN", "hf_CANARY0123456789")
     shell = {
         "NCCL_P2P_DISABLE": "1", "OMP_NUM_THREADS": "4", "VLLM_USE_V1": "1", "PYTORCH_CUDA_ALLOC_CONF": "a:b",
-        "VLLM_API_KEY": "CANARY", "CUDA_VISIBLE_DEVICES": "3", "CUDA_HOME": "/usr/local/cuda", "HOME": "/root", "NCCL_VERSION": "2",
+        "VLLM_API_KEY": "CANARY", "CUDA_VISIBLE_DEVICES": "3", "CUDA_HOME": "/usr/local/cuda", "HOME": "/root",
+        "NCCL_VERSION": "2.28.9",
         "VLLM_LOGGING_LEVEL": "DEBUG", "CUDA_LAUNCH_BLOCKING": "1", "VLLM_NOTE": "with hf_CANARY0123456789",
     }  # fmt: skip
     found = inherited(shell, {"VLLM_USE_V1": "0"})

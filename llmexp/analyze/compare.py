@@ -13,8 +13,10 @@ from llmexp.analyze import intervals, power
 from llmexp.analyze.intervals import MIN_TRIALS, Array, Scale
 from llmexp.analyze.pairs import (
     Cell,
+    CellKey,
     Excluded,
     Pairing,
+    cell_key,
     cell_label,
     in_design_order,
     measure_values,
@@ -135,11 +137,19 @@ class Comparison:
 
     def row(self, measure: str, cell: Cell, arm: str) -> Effect | None:
         """The effect of `arm` on `measure` in `cell`, if any pair has the measure."""
-        return next((r for r in self.rows if (r.measure, r.cell, r.arm) == (measure, cell, arm)), None)
+        return self._rows.get((measure, cell_key(cell), arm))
 
     def level(self, cell: Cell, arm: str | None) -> Level | None:
         """What `arm` measured in `cell`."""
-        return next((one for one in self.levels if (one.cell, one.arm) == (cell, arm)), None)
+        return self._levels.get((cell_key(cell), arm or ""))
+
+    @cached_property
+    def _rows(self) -> Mapping[tuple[str, CellKey, str], Effect]:
+        return {(row.measure, cell_key(row.cell), row.arm): row for row in self.rows}
+
+    @cached_property
+    def _levels(self) -> Mapping[tuple[CellKey, str], Level]:
+        return {(cell_key(level.cell), level.arm): level for level in self.levels}
 
     @cached_property
     def common(self) -> Cell:
@@ -176,8 +186,11 @@ class Comparison:
         """A cell by what tells it from the others, under the shortest names: `num_requests=64 order=sorted`."""
         said = {*self.common, *self.implied}
         telling = {self.names[key]: value for key, value in cell.items() if key not in said}
-        alone = all(level.cell == self.common for level in self.levels)
-        return cell_label(telling or ({} if alone else cell))
+        return cell_label(telling or (cell if self._several else {}))
+
+    @cached_property
+    def _several(self) -> bool:
+        return any(level.cell != self.common for level in self.levels)
 
     def to_pandas(self) -> "pd.DataFrame":
         """One line a row, the cell's keys as columns in front."""
@@ -201,10 +214,10 @@ def levels_of(
     """What every arm measured in every cell, in the design's order."""
     barred = {one.run: one.kind for one in excluded}
     usable = {run.name: run for run in runs if run.name not in barred}
-    groups: dict[tuple[tuple[tuple[str, str], ...], str], list[PlannedRun]] = {}
+    groups: dict[tuple[CellKey, str], list[PlannedRun]] = {}
     for plan in in_design_order(record):
         cell, arm = place(plan, record.compare, factor)
-        groups.setdefault((tuple(sorted(cell.items())), arm), []).append(plan)
+        groups.setdefault((cell_key(cell), arm), []).append(plan)
     levels = []
     for (_, arm), plans in groups.items():
         valid = [usable[plan.name] for plan in plans if plan.name in usable]

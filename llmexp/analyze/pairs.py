@@ -50,6 +50,11 @@ class Pairing:
         return any(pair.baseline.simulated for pair in self.pairs)
 
 
+def cell_key(cell: Cell) -> CellKey:
+    """A cell as a key of a mapping."""
+    return tuple(sorted(cell.items()))
+
+
 def cell_label(cell: Cell) -> str:
     """`max_num_seqs=128 workload.order=sorted`, or `all` where nothing but the arm was swept."""
     return " ".join(f"{key}={value}" for key, value in cell.items()) or "all"
@@ -134,8 +139,8 @@ def place(run: RunResult | PlannedRun, compare: str | None, factor: str | None) 
 
 def in_design_order(record: StudyRecord) -> list[PlannedRun]:
     """Planned runs by cell, arm and trial, as the study lists them: runs are made in a shuffled order."""
-    cells = [dict(cell) for cell in record.cells]
-    return sorted(record.runs, key=lambda plan: (cells.index(dict(plan.cell)), record.arms.index(plan.arm), plan.trial))
+    cells = {cell_key(cell): i for i, cell in enumerate(record.cells)}
+    return sorted(record.runs, key=lambda plan: (cells[cell_key(plan.cell)], record.arms.index(plan.arm), plan.trial))
 
 
 def exclude(record: StudyRecord, runs: Iterable[RunResult], missing: Mapping[str, str]) -> tuple[Excluded, ...]:
@@ -220,7 +225,7 @@ def measure_values(run: RunResult) -> dict[str, tuple[float, ...]]:
 
 def _key(run: RunResult | PlannedRun, record: StudyRecord, factor: str) -> tuple[CellKey, str, int]:
     cell, arm = place(run, record.compare, factor)
-    return tuple(sorted(cell.items())), arm, run.trial
+    return cell_key(cell), arm, run.trial
 
 
 def _unlike(base: RunResult, other: RunResult, factor: str) -> str | None:

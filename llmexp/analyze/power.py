@@ -1,5 +1,7 @@
 """How small an effect a study can see, and how many trials an effect needs (noncentral t)."""
 
+import functools
+
 import numpy as np
 from scipy import optimize, stats
 
@@ -28,10 +30,13 @@ def power(effect: float, deviation: float, trials: int, confidence: float) -> fl
 
 def detectable(deviation: float, trials: int, confidence: float, at_power: float = POWER) -> float:
     """Smallest effect that `trials` trials find with chance `at_power` (minimum detectable effect)."""
-    if deviation == 0:
-        return 0.0
+    return deviation * _detectable_in_deviations(trials, confidence, at_power) if deviation else 0.0
+
+
+@functools.cache
+def _detectable_in_deviations(trials: int, confidence: float, at_power: float) -> float:
     highest = (2 * stats.t.ppf((1 + confidence) / 2, trials - 1) + 20) / np.sqrt(trials)
-    return deviation * float(optimize.brentq(lambda size: power(size, 1.0, trials, confidence) - at_power, 0, highest))
+    return float(optimize.brentq(lambda size: power(size, 1.0, trials, confidence) - at_power, 0, highest))
 
 
 def trials_needed(effect: float, deviation: float, confidence: float, at_power: float = POWER) -> int | None:

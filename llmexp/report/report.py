@@ -51,7 +51,8 @@ def write_report(study: Study, folder: str | Path, factor: str | None = None) ->
     (folder / FIGURES).mkdir(parents=True, exist_ok=True)
     check_claims(study.record.claims, study.swept)
     comparison = study.compare(factor)
-    answers = answer_claims(study.compare(), study.record.claims)
+    own = comparison if comparison.factor == study.record.compare else study.compare()
+    answers = answer_claims(own, study.record.claims)
     requests = request_effects(comparison.pairings, confidence=comparison.confidence)
     questions = pair_answers(comparison.pairings)
     shown, figures = [], []

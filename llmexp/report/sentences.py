@@ -42,7 +42,7 @@ def _finding(comparison: Comparison, pairing: Pairing, measure: str) -> str:
         evidence = f"{count(row.trials, 'trial')} alike{_left_out(row)}{_contract(pairing)}"
         return f"in the simulation {subject} {changed} (deterministic: {evidence})."
     if not row.replicated:
-        doubt = "another workload may differ" if row.simulated else "it may be noise"
+        doubt = "others may differ" if row.simulated else "it may be noise"
         single = f" ({' and '.join(amount(value, row) for value in row.per_trial)})" if row.trials > 1 else ""
         return f"{name} under {subject} was {of_base}{single}: {replication(row.trials, row.simulated)}, so {doubt}."
     evidence = (

@@ -23,7 +23,7 @@ from llmexp.report.report import ReportFiles, write_report
 from llmexp.report.table import caption
 from llmexp.results import Percentile, load_run, load_study_record, save_study
 from llmexp.schema.study import Claim
-from tests.analyze.synthetic import make_study
+from tests.analyze.synthetic import make_study, same_in_every_trial
 from tests.analyze.test_pairs import change
 
 CLAIMS = (
@@ -330,3 +330,22 @@ def test_trials_that_are_all_the_same_are_drawn(tmp_path: Path) -> None:
         change(tmp_path / "s" / plan.name, rounds=same)
     study = load_study(tmp_path / "s")
     assert "throughput_curve" in {plot.name for plot in plots(study, study.compare())}
+
+
+@pytest.mark.parametrize(
+    ("trials", "words"),
+    [
+        (1, ": one workload, so others may differ."),
+        (2, ": no interval below 3 workloads, so others may differ."),
+        (3, "% interval over workloads "),
+    ],
+)
+def test_a_simulation_speaks_of_workloads_and_never_of_launches(tmp_path: Path, trials: int, words: str) -> None:
+    make_study(tmp_path / "s", trials=trials, requests=30, simulated=True)
+    text = write_report(load_study(tmp_path / "s"), tmp_path / "s").markdown.read_text()
+    assert words in text and "not replicated" not in text and "noise" not in text.partition("## Method")[0]
+    same_in_every_trial(tmp_path / "s")
+    if trials > 1:
+        text = write_report(load_study(tmp_path / "s"), tmp_path / "s").markdown.read_text()
+        said = f"in the simulation cache=on raised throughput .* \\(deterministic: {trials} trials alike, contract held"
+        assert re.search(said, text) and "What this study can see" not in text

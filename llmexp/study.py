@@ -19,8 +19,9 @@ from llmexp.errors import ConfigError, LlmexpError, ResultError, TrackingError
 from llmexp.plan import Design
 from llmexp.prepare import Preparation, lacking, prepare, timestamp
 from llmexp.progress import console
+from llmexp.relog import log_study
 from llmexp.results import PlannedRun, RunResult, SearchRecord, StudyRecord
-from llmexp.resume import alone, interrupted, is_complete, is_done
+from llmexp.resume import interrupted, is_complete, is_done
 from llmexp.schema.config import Config
 from llmexp.schema.study import StudyConfig
 from llmexp.task import make_simulation
@@ -124,7 +125,7 @@ def sweep(arguments: Sequence[str], base: DictConfig, context: HydraContext, tas
     try:
         if shared.tracking.enabled:
             with interrupt.held():  # what is opened is known, and closed
-                tracked = tracking.start_study(shared, name, identity, " ".join(arguments))
+                tracked = tracking.start_study(shared.tracking, folder, name, identity, " ".join(arguments))
         with closing(lease):
             failures = _search(shared.study, made, folder) if asked.search else make(to_do)
         if lease.launches:
@@ -134,7 +135,8 @@ def sweep(arguments: Sequence[str], base: DictConfig, context: HydraContext, tas
         status = "failed" if failures else "complete"
         study = _conclude(shared, folder)
         if tracked:
-            _log(shared, folder, jobs, study, tracked, status)
+            log_study(study, tracked, shared.tracking, status)
+            console.print(f"MLflow: {tracking.ui_command(shared.tracking)}", highlight=False, soft_wrap=True)
     except BaseException as error:
         complete = f"{sum(is_complete(job.preparation.folder) for job in jobs)} of {count(len(jobs), 'run')} complete"
         what = f"Study {name}: {complete}. To go on: the same command with study.name={name}"
@@ -236,31 +238,6 @@ def _conclude(shared: Config, folder: Path) -> "Study":
     report = write_report(study, folder)
     console.print(f"Report: {report.markdown}", highlight=False, soft_wrap=True)
     return study
-
-
-def _log(
-    shared: Config,
-    folder: Path,
-    jobs: Sequence["_Job"],
-    study: "Study",
-    tracked: tracking.TrackedRun,
-    status: str,
-) -> None:
-    """Tells MLflow of the runs that it has missed, and shows the report on the parent's page.
-
-    Raises TrackingError.
-    """
-    from llmexp.report.markdown import brief
-
-    try:
-        _log_what_is_unlogged(jobs, shared, tracked)
-        tracking.finish_study(tracked, status, brief(study, study.compare()), folder)
-    except TrackingError as failure:
-        raise TrackingError(
-            f"{folder} holds all that was measured, but {failure}\n"
-            f"To tell it: the same command with study.name={folder.name}"
-        ) from None
-    console.print(f"MLflow: {tracking.ui_command(shared.tracking)}", highlight=False, soft_wrap=True)
 
 
 def _swept(design: Design) -> dict[str, tuple[str, ...]]:
@@ -379,20 +356,6 @@ def _launch(
         except ResultError as error:
             failures.append(str(error))
     return failures
-
-
-def _log_what_is_unlogged(jobs: Sequence[_Job], shared: Config, tracked: tracking.TrackedRun) -> None:
-    """A process that was killed after a run's last file, or did not reach MLflow, has not told it of the run."""
-    logged = tracking.logged_runs(tracked)
-    for job in jobs:
-        folder = job.preparation.folder
-        with alone(folder):
-            try:
-                run = results.load_run(folder)
-            except ResultError:
-                continue
-            if logged.get(run.name) != (tracking.STATUS[run.status], run.fingerprint):
-                tracking.log_again(tracked, shared.tracking, run)
 
 
 def _print_plan(jobs: Sequence[_Job], to_do: Sequence[_Job], runs_dir: Path, launcher: str) -> None:

@@ -196,14 +196,14 @@ def _experiment(client: "MlflowClient", name: str, artifacts: str | None) -> str
 
 
 @_reached
-def start_study(config: Config, name: str, identity: str, command: str) -> TrackedRun:
+def start_study(config: TrackingConfig, folder: Path, name: str, identity: str, command: str) -> TrackedRun:
     """Opens the parent run of a study, the one it had before if it is resumed.
 
     A study of the same name in another folder, which may be another user's, has another `identity`.
     """
-    client, experiment = open_store(config.tracking)
+    client, experiment = open_store(config)
     mend(client, experiment)
-    place = {"llmexp.process": liveness.mark(), "llmexp.folder": str(Path(config.runs_dir).absolute() / name)}
+    place = {"llmexp.process": liveness.mark(), "llmexp.folder": str(folder)}
     same = f"tags.`llmexp.kind` = 'study' and tags.`llmexp.study_id` = '{identity}'"
     for earlier in client.search_runs([experiment], same, max_results=1):
         client.update_run(earlier.info.run_id, status="RUNNING")
@@ -359,6 +359,19 @@ def log_again(study: TrackedRun, tracking: TrackingConfig, result: RunResult) ->
     place = {**result.config["run"], "parent_run_id": study.run_id}
     config = Config.model_validate({**result.config, "run": place, "tracking": tracking.model_dump()})
     finish_run(start_run(config, result.study, result.name), result)
+
+
+@_reached
+def log_alone(result: RunResult, tracking: TrackingConfig) -> int:
+    """Logs a run that belongs to no study from what it left on disk. Returns 0 if MLflow has it already, else 1."""
+    client, experiment = open_store(tracking)
+    same = f"tags.`llmexp.fingerprint` = '{result.fingerprint}' and attributes.run_name = '{result.name}'"
+    if client.search_runs([experiment], same, max_results=1):
+        return 0
+    place = {**result.config["run"], "parent_run_id": None}
+    config = Config.model_validate({**result.config, "run": place, "tracking": tracking.model_dump()})
+    finish_run(start_run(config, result.study, result.name), result)
+    return 1
 
 
 @_reached

@@ -30,6 +30,7 @@ def test_a_signal_waits_for_the_outermost_block_that_is_held() -> None:
 def test_a_signal_within_mlflow_is_neither_lost_nor_cuts_off_a_transaction(tmp_path: Path) -> None:
     script = """
         import os, signal, sys
+        from pathlib import Path
         from mlflow import MlflowClient
         from llmexp import interrupt, tracking
         from llmexp.compose import compose
@@ -44,7 +45,7 @@ def test_a_signal_within_mlflow_is_neither_lost_nor_cuts_off_a_transaction(tmp_p
             return create_run(*arguments, **more)
         MlflowClient.create_run = hit
         try:
-            tracking.start_study(config, "s", "identity", "")
+            tracking.start_study(config.tracking, Path("s"), "s", "identity", "")
             print("lost")
         except KeyboardInterrupt:
             client, experiment = tracking.open_store(config.tracking)

@@ -83,6 +83,25 @@ def test_a_run_that_a_kill_kept_from_mlflow_is_logged_again(finished: Path, serv
     assert relogged.data.tags["mlflow.parentRunId"] == child.data.tags["mlflow.parentRunId"]
 
 
+def test_a_study_is_logged_from_its_folder_once(finished: Path) -> None:
+    """Made where no MLflow server was reached, told to one later, and told again."""
+    folder, store = finished / "runs" / "s", f"tracking.dir={finished / 'elsewhere' / 'mlruns'}"
+    for expected in ("2 runs logged", "0 runs logged"):
+        done = subprocess.run(
+            [sys.executable, "-m", "llmexp", "log", str(folder), store], capture_output=True, text=True, check=True
+        )
+        assert expected in done.stderr
+    names = [("arm-a.trial-0", "FINISHED"), ("arm-b.trial-0", "FINISHED"), ("s", "FINISHED")]
+    assert in_mlflow(finished / "elsewhere") == names
+    client, experiment = tracking.open_store(TrackingConfig(dir=str(finished / "elsewhere" / "mlruns")))
+    parent = next(run for run in client.search_runs([experiment]) if run.info.run_name == "s")
+    assert "arm" in parent.data.tags["mlflow.note.content"]
+    assert "report.md" in {file.path for file in client.list_artifacts(parent.info.run_id)}
+    alone = [sys.executable, "-m", "llmexp", "log", str(folder / "arm-a.trial-0"), f"{store}-alone"]
+    for expected in ("1 run logged", "0 runs logged"):
+        assert expected in subprocess.run(alone, capture_output=True, text=True, check=True).stderr
+
+
 def test_a_run_whose_files_were_changed_is_made_again(finished: Path, server: GoldenServer) -> None:
     (finished / "runs" / "s" / "arm-a.trial-0" / "workload.json").write_text("{}")
     (finished / "runs" / "s" / "arm-b.trial-0" / "summary.json").write_text('{"study": ')

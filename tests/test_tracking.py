@@ -67,7 +67,7 @@ def result(folder: Path, settings: Config, **changes: object) -> RunResult:
 
 def test_a_study_and_its_run_as_mlflow_shows_them(tmp_path: Path) -> None:
     settings = config(tmp_path, "cache=salted", "max_num_seqs=4", "workload.num_requests=3")
-    parent = tracking.start_study(settings, "s", "id", "cache=on,off")
+    parent = tracking.start_study(settings.tracking, tmp_path, "s", "id", "cache=on,off")
     child_settings = settings.model_copy(
         update={"run": settings.run.model_copy(update={"parent_run_id": parent.run_id})}
     )
@@ -114,14 +114,14 @@ def test_a_run_that_did_not_complete_is_closed_as_such(status: str, shown: str, 
 
 def test_a_resumed_study_keeps_its_parent_and_replaces_its_broken_child(tmp_path: Path) -> None:
     settings = config(tmp_path)
-    first = tracking.start_study(settings, "s", "id", "x")
+    first = tracking.start_study(settings.tracking, tmp_path, "s", "id", "x")
     child_settings = settings.model_copy(
         update={"run": settings.run.model_copy(update={"parent_run_id": first.run_id})}
     )
     killed = tracking.start_run(child_settings, "s", "r")
-    again = tracking.start_study(settings, "s", "id", "x")
+    again = tracking.start_study(settings.tracking, tmp_path, "s", "id", "x")
     assert again.run_id == first.run_id
-    assert tracking.start_study(settings, "s", "of another user", "x").run_id != first.run_id
+    assert tracking.start_study(settings.tracking, tmp_path, "s", "of another user", "x").run_id != first.run_id
     repeated = tracking.start_run(child_settings, "s", "r")
     assert repeated.run_id != killed.run_id
     found = first.client.search_runs([first.client.get_run(first.run_id).info.experiment_id])

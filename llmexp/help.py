@@ -29,6 +29,7 @@ _USAGE = """\
   python -m llmexp record workload=NAME …    an engine's answers, to replay conversations with
   python -m llmexp calibrate RUN_FOLDER …    what recorded engine steps cost, for engine=simulator
   python -m llmexp report FOLDER             the report of a study again
+  python -m llmexp log FOLDER                tell MLflow of a study or run that it has missed
   python -m llmexp doctor                    whether this machine can make runs, and what is left
   python -m llmexp --cfg job KEY=VALUE …     the config that a run would have
 

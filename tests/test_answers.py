@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from llmexp import results, rounds, tracking
+from llmexp.client import spill
 from llmexp.client.replay import Replay
 from llmexp.compose import compose
 from llmexp.execute import run
@@ -38,6 +39,8 @@ def scored(tmp_path_factory: pytest.TempPathFactory) -> RunResult:
         columns = {"text": pa.array(texts), "logprobs": pa.array([alternatives] * len(trace))}
         for name, values in columns.items():
             trace = trace.set_column(trace.column_names.index(name), name, values)
+        if "spill" in named:  # a round, whose trace is on disk already
+            spill.write(trace, named["spill"])
         return replace(sent, trace=trace)
 
     with pytest.MonkeyPatch.context() as patch, golden_server() as server:

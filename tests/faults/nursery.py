@@ -66,6 +66,7 @@ def main() -> None:
             if answer == 0:
                 answers.close()
                 _become(order)
+            codes.pop(answer, None)  # of an earlier process with this PID
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
 

@@ -159,7 +159,7 @@ def studied(one: Combination, python: Path, engine: str, folder: Path, lock: Seq
 
 def guarded(python: Path, log: Path, lock: Sequence[str]) -> str:
     """Tests who can reach the engine of that environment, and what it leaves of secrets."""
-    tools = [str(python), "-m", "pip", "--quiet", "install", "pytest", "pytest-timeout"]
+    tools = [str(python), "-m", "pip", "--quiet", "install", "pytest", "pytest-timeout", "hypothesis"]
     tests = [*lock, str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/engines/test_exposure.py"]
     with log.open("w") as output:
         for command in (tools, tests):

@@ -54,3 +54,18 @@ def test_a_signal_within_mlflow_is_neither_lost_nor_cuts_off_a_transaction(tmp_p
     command = [sys.executable, "-c", textwrap.dedent(script), str(tmp_path / "mlruns")]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout == "s\n"
+
+
+def test_ctrl_c_while_modules_are_imported_ends_in_a_line() -> None:
+    script = """
+        import os, signal, sys
+        class Interrupted:
+            def find_spec(self, name, path=None, target=None):
+                if name == "llmexp.commands":
+                    os.kill(os.getpid(), signal.SIGINT)
+        sys.meta_path.insert(0, Interrupted())
+        from llmexp.__main__ import main
+        main()
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (130, "llmexp: interrupted\n")

@@ -108,7 +108,7 @@ _ALL = (
     "mlflow.store.tracking.sqlalchemy_store",
     "mlflow.tracking",
     "scipy.stats",
-    "llmexp.__main__",
+    "llmexp.commands",
     "llmexp.analyze.study",
     "llmexp.engines.kinds",
     "llmexp.report.report",

@@ -145,7 +145,8 @@ def sweep(arguments: Sequence[str], base: DictConfig, context: HydraContext, tas
             with suppress(TrackingError):  # then the next command closes it
                 tracking.close_study(tracked, "failed" if status == "complete" else status)
         if isinstance(error, KeyboardInterrupt):
-            raise KeyboardInterrupt(interrupted([job.preparation.folder for job in jobs])) from None
+            so_far = interrupted([job.preparation.folder for job in jobs])
+            raise KeyboardInterrupt(f"{so_far}; study.name={name} goes on with it") from None
         if not failures or not isinstance(error, ResultError):  # without a single run there is no report
             raise
     if failures:

@@ -1,7 +1,7 @@
 """A study: plans its runs, makes those that are missing through a Hydra launcher, and reports what they say."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
@@ -114,10 +114,10 @@ def sweep(arguments: Sequence[str], base: DictConfig, context: HydraContext, tas
         parent = f"run.parent_run_id={tracked.run_id}" if tracked else "run.parent_run_id=null"
         return _launch(missing, parent, base, context, task, lease) if missing else []
 
-    def made(values: tuple[str, ...]) -> tuple[list[_Job], list[str]]:
+    def made(values: Iterable[str], trials: int) -> tuple[list[_Job], list[str]]:
         nonlocal jobs
         in_order = tuple(sorted(values, key=float))
-        grown = plan.design({**swept, str(asked.search_key): in_order}, asked)
+        grown = plan.design({**swept, str(asked.search_key): in_order}, asked.model_copy(update={"trials": trials}))
         jobs = _jobs(grown, shared, name, taken.shared, composed, here, _held(folder))
         results.save_study(_record(grown, shared, name, identity, jobs, arguments), folder)
         return jobs, make([job for job in jobs if not is_done(job.preparation)])
@@ -127,7 +127,7 @@ def sweep(arguments: Sequence[str], base: DictConfig, context: HydraContext, tas
             with interrupt.held():  # what is opened is known, and closed
                 tracked = tracking.start_study(shared.tracking, folder, name, identity, " ".join(arguments))
         with closing(lease):
-            failures = _search(shared.study, made, folder) if asked.search else make(to_do)
+            failures = _search(asked, made, folder) if asked.search else make(to_do)
         if lease.launches:
             console.print(f"{count(lease.launches, 'engine launch')} took {lease.launch_s:.0f} s", highlight=False)
         for failure in failures:
@@ -181,20 +181,31 @@ def _with_ends(taken: plan.Sweep, study: StudyConfig) -> tuple[dict[str, tuple[s
 
 
 def _search(
-    study: StudyConfig, made: Callable[[tuple[str, ...]], tuple[list[_Job], list[str]]], folder: Path
+    study: StudyConfig, made: Callable[[Iterable[str], int], tuple[list[_Job], list[str]]], folder: Path
 ) -> list[str]:
-    """Lets the study grow by the values that the search asks for; returns what went wrong, if it had to stop."""
+    """Lets the study grow by the values that the search asks for; returns what went wrong, if it had to stop.
+
+    The first trial searches alone. Each further trial then repeats all of its values, on one engine where they can
+    share one, and the search goes on from the means of all trials, where those ask for more.
+    """
     tried: dict[str, None] = {}
-    known: set[str] = set()
+    known: dict[str, list[RunResult]] = {}
+    trials = 1
 
     def runs_at(value: search.Value) -> list[RunResult]:
-        tried[str(value)] = None
-        jobs, failures = made(tuple(sorted(tried, key=float)))
-        if failures:
-            raise StudyFailedError(failures[0])
-        fresh = [job.planned.name for job in jobs if job.planned.name not in known]
-        known.update(fresh)
-        return [results.load_run(folder / name) for name in fresh]
+        if str(value) not in known:
+            tried[str(value)] = None
+            jobs, failures = made(tried, trials)
+            if failures:
+                raise StudyFailedError(failures[0])
+            known.clear()
+            for job in jobs:
+                asked = {**job.planned.cell, str(study.compare): job.planned.arm}[str(study.search_key)]
+                known.setdefault(asked, []).append(results.load_run(folder / job.planned.name))
+        return known[str(value)]
+
+    def starts(value: search.Value) -> bool:
+        return all(run.status == "complete" for run in runs_at(value))
 
     def point(value: search.Value) -> search.Point:
         runs = runs_at(value)
@@ -209,18 +220,19 @@ def _search(
 
     low, high, resolution = study.search_low, study.search_high, study.search_resolution
     found: search.Floor | search.Saturation
-    assert study.search is not None
     try:
-        if study.search == "floor":
-            found = search.floor(
-                lambda value: all(run.status == "complete" for run in runs_at(value)), low, high, resolution
-            )
-        else:
-            found = search.saturation(point, low, high, gain=study.margin, resolution=resolution)
+        for repeats in dict.fromkeys((1, study.trials)):
+            trials = repeats
+            known.clear()
+            if study.search == "floor":
+                found = search.floor(starts, low, high, resolution)
+            else:
+                found = search.saturation(point, low, high, gain=study.margin, resolution=resolution)
     except StudyFailedError as failure:
         return [str(failure)]
     said = search.sentence(found, str(study.search_key))
     values = {name: value for name, value in asdict(found).items() if name != "points"}  # the runs have those
+    assert study.search is not None
     record = SearchRecord(kind=study.search, key=str(study.search_key), found=said, **values)
     results.save_search(record, folder)
     console.print(said, highlight=False)

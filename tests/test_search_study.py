@@ -9,7 +9,7 @@ from llmexp.analyze.study import load_study
 from tests.golden.server import golden_server
 
 
-def search(folder: Path, url: str) -> subprocess.CompletedProcess[str]:
+def search(folder: Path, url: str, *more: str) -> subprocess.CompletedProcess[str]:
     command = [
         sys.executable, "-m", "llmexp", "-m",
         "engine=endpoint", f"engine.url={url}", "model=tiny_random", "gpu=cpu", "tracking=off", "rounds=1",
@@ -17,7 +17,7 @@ def search(folder: Path, url: str) -> subprocess.CompletedProcess[str]:
         "workload=unique_prefix", "workload.num_requests=12", "workload.prefix_tokens=64",
         "workload.suffix_tokens=16", "workload.output_tokens=3",
         "study.search=saturation", "study.search_key=load.concurrency", "study.search_low=1", "study.search_high=4",
-        "study.search_resolution=0.5",
+        "study.search_resolution=0.5", *more,
     ]  # fmt: skip
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
@@ -40,3 +40,16 @@ def test_a_search_is_a_study_that_is_resumed_without_asking_again(tmp_path: Path
     assert set(study.record.arms) == {"1", "2", "4"}
     assert study.search is not None and study.search.found in (tmp_path / "found" / "report.md").read_text()
     assert all(run.valid for run in study.runs) and not study.missing
+
+
+def test_repeats_of_a_search_share_an_engine_within_their_trial(tmp_path: Path) -> None:
+    with golden_server(ttft_s=0.1, itl_s=0.02) as server:
+        made = search(tmp_path, server.url, "study.trials=3")
+    assert made.returncode == 0, made.stderr
+    assert "3 engine launches took" in made.stderr  # not one for each of the nine runs
+    study = load_study(tmp_path / "found")
+    assert not study.missing
+    assert sorted((run.trial, run.arm) for run in study.record.runs) == [
+        (trial, arm) for trial in range(3) for arm in ("1", "2", "4")
+    ]
+    assert study.search is not None and study.search.knee == 4

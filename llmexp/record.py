@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count, takewhile
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
@@ -165,7 +166,7 @@ def _keep_answers(plan: Preparation, trace: pa.Table, rounds: Sequence[RoundResu
 
 def _merge_parts(folder: Path) -> pa.Table:
     """Joins the rounds' traces into one file, which stands before the parts go."""
-    parts = sorted(folder.glob(_PART.format("*")), key=lambda path: int(path.stem.rpartition("-")[2]))
+    parts = list(takewhile(Path.exists, (part(folder, index) for index in count())))
     tables = [pq.read_table(path).cast(TRACE_SCHEMA) for path in parts]
     trace = pa.concat_tables(tables) if tables else TRACE_SCHEMA.empty_table()
     write(trace, folder / results.TRACE)

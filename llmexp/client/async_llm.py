@@ -20,10 +20,10 @@ import orjson
 
 from llmexp.client.call import Call
 from llmexp.client.driver import Driver
-from llmexp.client.journal import append
+from llmexp.client.journal import append, preserve
 from llmexp.client.requests import Bodies
 from llmexp.client.stall import require_movement
-from llmexp.client.worker import GOODBYE, START_DELAY_S, STOP_WITHIN_S, Job, leave_trace, work
+from llmexp.client.worker import GOODBYE, START_DELAY_S, STOP, STOP_WITHIN_S, Job, heading, work
 from llmexp.engines import async_host
 from llmexp.engines.host import Host, Talk
 from llmexp.errors import EngineError
@@ -109,7 +109,8 @@ class AsyncLLMTransport:
 
 async def serve(engine: Any, talk: async_host.Talk) -> None:
     """Serves one job in the engine's process: job in, ready out, start in, progress out (requests that have ended, and
-    when the engine last moved), at last None. A goodbye, or that the other end is gone, ends what is under way."""
+    when the engine last moved), at last None. STOP, or that the other end is gone, ends what is under way; without a
+    GOODBYE the trace is left in the run's folder. All as in `llmexp.client.worker`."""
     job: Job = await talk.receive()
     with ExitStack() as stack:
         if job.claims is not None:  # alone, this worker takes every request
@@ -123,20 +124,23 @@ async def serve(engine: Any, talk: async_host.Talk) -> None:
         await transport.open(1, driver.finished)
         talk.send(_READY)
         start: float = await talk.receive()
-        farewell = asyncio.get_running_loop().create_task(_farewell(talk, driver))
+        append(journal, heading(job, start))
+        dismissed = asyncio.get_running_loop().create_task(_dismissed(talk, driver))
         append(journal, await work(job, driver, start, lambda ended, moved_s: talk.send((ended, moved_s))))
         talk.send(None)
-        if await farewell != GOODBYE:
-            leave_trace(job, start)
+        if not await dismissed:
+            preserve(job.journal)
 
 
-async def _farewell(talk: async_host.Talk, driver: Driver) -> Any:
-    """What the other end says last, None if it is gone; then nothing more is sent to the engine."""
+async def _dismissed(talk: async_host.Talk, driver: Driver) -> bool:
+    """Whether the other end's last word is a goodbye; whatever it says, nothing more is sent to the engine."""
     said = None
     with suppress(EOFError, ConnectionError):
-        said = await talk.receive()
+        while said != GOODBYE:
+            said = await talk.receive()
+            driver.stop()
     driver.stop()
-    return said
+    return bool(said == GOODBYE)
 
 
 class Guest:
@@ -144,6 +148,7 @@ class Guest:
 
     def __init__(self, host: Host, job: Job) -> None:
         self._stack = ExitStack()
+        self._over = False
         try:
             self._talk: Talk = self._stack.enter_context(host.calling(serve))
             self._talk.send(job)
@@ -176,6 +181,7 @@ class Guest:
                     except (EOFError, OSError):
                         return
                     if said is None:
+                        self._over = True
                         return
                     ended, moved_s = said
                     if progress is not None:
@@ -184,10 +190,14 @@ class Guest:
 
     def finish(self) -> None:
         with suppress(EOFError, OSError):
+            self._talk.send(STOP)
+            self._talk.wait_at_most(STOP_WITHIN_S)
+            while not self._over:
+                self._over = self._talk.receive() is None
+
+    def dismiss(self) -> None:
+        with suppress(OSError):
             self._talk.send(GOODBYE)
-            self._talk.hang_up(STOP_WITHIN_S)
-            while self._talk.receive() is not None:
-                pass
 
     def obituary(self) -> str:
         return "AsyncLLM's process did not hand over its records; its log tells why"

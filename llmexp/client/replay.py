@@ -7,7 +7,6 @@ import secrets
 import selectors
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +20,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 import llmexp
-from llmexp import interrupt
+from llmexp import interrupt, liveness
 from llmexp.client import journal
 from llmexp.client.arrivals import arrivals
 from llmexp.client.async_llm import Guest
@@ -30,11 +29,11 @@ from llmexp.client.gather import gather
 from llmexp.client.requests import Requests
 from llmexp.client.spill import write
 from llmexp.client.stall import require_movement
-from llmexp.client.worker import GOODBYE, OVER, READY, START, START_DELAY_S, STOP_WITHIN_S, Job
+from llmexp.client.worker import GOODBYE, OVER, READY, START, START_DELAY_S, STOP, STOP_WITHIN_S, Job
 from llmexp.engines.host import Host
 from llmexp.engines.process import ending
 from llmexp.engines.target import Target
-from llmexp.errors import ConfigError, EngineError
+from llmexp.errors import ConfigError, EngineError, StorageError
 from llmexp.schema.load import ClientConfig, ClosedLoop, LoadConfig, Trace
 from llmexp.workloads.workload import Workload
 
@@ -77,7 +76,7 @@ def replay(
     called with the numbers of ended and of all requests. Once `interrupted` is set nothing more is sent,
     requests in flight end with the error "interrupted", and the trace so far is returned. The trace goes to the
     Parquet file `spill` in any case, also when a worker dies or on Ctrl-C, before the error goes on; if this process is
-    killed, the workers leave it beside that file.
+    gone before it is there, the workers leave it beside that file.
 
     Raises ConfigError or WorkloadError if this workload cannot be sent as asked, EngineError if a worker
     fails, or if requests are in flight and none gets a token for `stall_timeout_s`.
@@ -89,7 +88,8 @@ def replay(
     inside = isinstance(target, Host)
     workers = 1 if inside else _num_workers(client, places, due_s, len(first))
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="llmexp-client-")))
+        folder = journal.make_folder()
+        stack.callback(journal.tidy, folder)
         requests = _requests(target, workload, client, folder, salted)
         claims = None
         if due_s is None:
@@ -108,6 +108,7 @@ def replay(
                 requests=requests,
                 journal=folder / f"journal-{k}",
                 spill=spill,
+                parent=liveness.mark(),
                 follow=follow,
                 think_s=think_s,
                 places=None if places is None else len(range(k, places, workers)),
@@ -136,8 +137,14 @@ def replay(
             error = EngineError(crew.obituary())
         records = {k: kept for k, (kept, _) in journals.items()}
         trace = gather(records, round_index=round_index, origin=origin)
-        if spill is not None:
-            write(trace, spill)
+        try:
+            if spill is not None:
+                write(trace, spill)
+        except StorageError as elsewhere:
+            error = elsewhere
+        for job in jobs:
+            journal.abandon(job.journal)
+        crew.dismiss()
         if error is not None:
             raise error
     check = check_client(
@@ -259,6 +266,8 @@ class _Crew:
     def __init__(self, jobs: Sequence[Job], folder: Path) -> None:
         self._logs = [folder / f"log-{k}" for k in range(len(jobs))]
         self._processes: list[subprocess.Popen[bytes]] = []
+        self._talking = selectors.DefaultSelector()  # to those that are not over
+        self._owing = False  # whether they have what nobody else has
         self._said = [b""] * len(jobs)  # each worker's unfinished line
         self._ended = [0] * len(jobs)
         self._moved_s = 0.0
@@ -289,8 +298,11 @@ class _Crew:
                 raise EngineError(self.obituary())
         origin = time.monotonic() + START_DELAY_S
         origin_wall = time.time() + (origin - time.monotonic())
-        for process in self._processes:
+        self._owing = True
+        for k, process in enumerate(self._processes):
             self._tell(process, START.pack(origin))
+            assert process.stdout is not None
+            self._talking.register(process.stdout, selectors.EVENT_READ, k)
         return origin, origin_wall
 
     def work(
@@ -302,31 +314,30 @@ class _Crew:
     ) -> None:
         """Waits until all have ended, or until `interrupted` is set. Raises EngineError if nothing moves any more."""
         self._moved_s = time.monotonic() + START_DELAY_S
-        with selectors.DefaultSelector() as selector:
-            for k, process in enumerate(self._processes):
-                assert process.stdout is not None
-                selector.register(process.stdout, selectors.EVENT_READ, k)
-            shown = -1
-            while selector.get_map():
-                for key, _ in selector.select(POLL_S):
-                    if self._is_over(key.data):
-                        selector.unregister(key.fileobj)
-                if interrupted is not None and interrupted.is_set():
-                    return
-                require_movement(self._moved_s, stall_timeout_s)
-                if progress is not None and shown != sum(self._ended):
-                    shown = sum(self._ended)
-                    progress(shown, total)
+        shown = -1
+        while self._talking.get_map():
+            self._hear(POLL_S)
+            if interrupted is not None and interrupted.is_set():
+                return
+            require_movement(self._moved_s, stall_timeout_s)
+            if progress is not None and shown != sum(self._ended):
+                shown = sum(self._ended)
+                progress(shown, total)
 
     def finish(self) -> None:
-        """Tells those that still work to stop, and waits until they have."""
+        """Tells those that still work to stop, and waits until their journals are whole."""
         for process in self._processes:
-            assert process.stdin is not None
+            self._tell(process, STOP)
+        deadline = time.monotonic() + STOP_WITHIN_S
+        while self._talking.get_map() and (left_s := deadline - time.monotonic()) > 0:
+            with suppress(EngineError):  # of one that is no more, there is what it had written
+                self._hear(left_s)
+
+    def dismiss(self) -> None:
+        """Tells them that nobody needs their journals any more."""
+        for process in self._processes:
             self._tell(process, GOODBYE)
-            process.stdin.close()
-        for process in self._processes:
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(STOP_WITHIN_S)
+        self._owing = False
 
     def obituary(self) -> str:
         """Why a worker is missing."""
@@ -338,28 +349,39 @@ class _Crew:
         return "a client worker did not hand over its records"
 
     def kill(self) -> None:
-        """Ends what is left of them."""
+        """Ends what is left of them; those that were not dismissed leave their traces first."""
+        self._talking.close()
         for process in self._processes:
+            assert process.stdin is not None
+            process.stdin.close()
+        for process in self._processes:
+            if self._owing:
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(STOP_WITHIN_S)
             process.kill()
             process.wait()
             assert process.stdout is not None
             process.stdout.close()
 
-    def _is_over(self, k: int) -> bool:
-        """Hears worker k, and whether it has sent everything. Raises EngineError if it is no more."""
-        stdout = self._processes[k].stdout
-        assert stdout is not None
-        said = stdout.read(65536)
-        if not said:
-            self._processes[k].wait()
-            raise EngineError(self.obituary())
-        *lines, self._said[k] = (self._said[k] + said).split(b"\n")
-        over = lines[-1:] == [OVER.strip()]
-        if counts := lines[:-1] if over else lines:
-            ended, moved_s = counts[-1].split()
-            self._ended[k] = int(ended)
-            self._moved_s = max(self._moved_s, float(moved_s))
-        return over
+    def _hear(self, wait_s: float) -> None:
+        """Hears what workers say within that time. Raises EngineError if one is no more."""
+        for key, _ in self._talking.select(wait_s):
+            k: int = key.data
+            stdout = self._processes[k].stdout
+            assert stdout is not None
+            said = stdout.read(65536)
+            if not said:
+                self._talking.unregister(stdout)
+                self._processes[k].wait()
+                raise EngineError(self.obituary())
+            *lines, self._said[k] = (self._said[k] + said).split(b"\n")
+            over = lines[-1:] == [OVER.strip()]
+            if over:
+                self._talking.unregister(stdout)
+            if counts := lines[:-1] if over else lines:
+                ended, moved_s = counts[-1].split()
+                self._ended[k] = int(ended)
+                self._moved_s = max(self._moved_s, float(moved_s))
 
     def _tell(self, process: subprocess.Popen[bytes], message: bytes) -> None:
         assert process.stdin is not None

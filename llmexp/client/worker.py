@@ -2,8 +2,9 @@
 
 The parent writes a pickled Job to its standard input, waits for READY, then writes when to start. It reads
 lines with the number of ended requests and the time at which the server last moved, at last OVER; what was measured is
-in the file `job.journal`. GOODBYE means stop, or that the journal will be read; standard input that closes without it,
-that the parent is gone. Little is imported here, because each round's workers start anew.
+in the file `job.journal`. STOP means to send no more, GOODBYE that the journal is not needed any more: only that ends
+a worker. Where standard input closes without it, the parent is gone, and the worker makes the trace itself. Little is
+imported here, because each round's workers start anew.
 """
 
 import asyncio
@@ -11,6 +12,7 @@ import contextlib
 import gc
 import os
 import pickle
+import signal
 import struct
 import sys
 from collections.abc import Callable
@@ -27,10 +29,11 @@ from numpy.typing import NDArray
 from llmexp.client.agenda import Agenda, ClosedLoop, OpenLoop
 from llmexp.client.call import Transport
 from llmexp.client.driver import Driver
-from llmexp.client.journal import Outcome, abandon, append, preserve
+from llmexp.client.journal import Heading, Outcome, abandon, append, preserve
 from llmexp.client.requests import Bodies, Requests
 
-READY, OVER, GOODBYE = b"ready\n", b"over\n", b"!"
+READY, OVER = b"ready\n", b"over\n"
+STOP, GOODBYE = b".", b"!"
 START = struct.Struct("d")
 START_DELAY_S = 0.05  # from the last worker's readiness to the round's origin
 STOP_WITHIN_S = 10.0  # a worker hands over its records
@@ -43,7 +46,7 @@ class Job:
     Closed loop: `claims` is the inherited descriptor of the file of requests to take, `places` the slots.
     Open loop: `first` and `due` are the requests that arrive by themselves and when, counted from the start,
     and `places` the cap.
-    If nobody is left to read the journal, the trace goes to the Parquet file `spill`.
+    If nobody is left to read the journal, its trace goes beside the Parquet file `spill`; `parent` is this somebody.
     """
 
     round_index: int
@@ -57,6 +60,7 @@ class Job:
     requests: Requests
     journal: Path
     spill: Path | None
+    parent: str
     follow: NDArray[np.int32]
     think_s: NDArray[np.float64]
     places: int | None
@@ -67,7 +71,9 @@ class Job:
 
 
 def main() -> None:
-    """Serves one job."""
+    """Serves one job. Where everything of a command gets a signal, as from `scancel`, the parent's word counts."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     os.set_blocking(1, False)
     job: Job = pickle.load(sys.stdin.buffer)
     if job.api_key is not None:
@@ -103,16 +109,21 @@ async def _serve(job: Job, transport: Transport) -> None:
             abandon(job.journal)
             raise SystemExit
         start = START.unpack(message)[0]
+        append(journal, heading(job, start))
         loop = asyncio.get_running_loop()
         loop.add_reader(0, driver.stop)
         append(journal, await work(job, driver, start, lambda ended, moved_s: _say(b"%d %f\n" % (ended, moved_s))))
         loop.remove_reader(0)
     await transport.close()
-    os.set_blocking(1, True)
+    for descriptor in (0, 1):  # which the loop, and `main`, have set otherwise
+        os.set_blocking(descriptor, True)
     with contextlib.suppress(BrokenPipeError):
         os.write(1, OVER)
-    if os.read(0, 1) != GOODBYE:
-        leave_trace(job, start)
+    last = b""
+    while said := os.read(0, 64):
+        last = said
+    if not last.endswith(GOODBYE):
+        preserve(job.journal)
 
 
 async def work(job: Job, driver: Driver, start: float, progress: Callable[[int, float], None]) -> Outcome:
@@ -131,13 +142,9 @@ async def work(job: Job, driver: Driver, start: float, progress: Callable[[int, 
     )
 
 
-def leave_trace(job: Job, start: float) -> None:
-    """Puts a journal that nobody will read into the run's folder, as a trace."""
-    if job.spill is None:
-        abandon(job.journal)
-    else:
-        target = job.spill.with_suffix(f".{job.worker}{job.spill.suffix}")
-        preserve(job.journal, target, round_index=job.round_index, worker=job.worker, origin=start)
+def heading(job: Job, start: float) -> Heading:
+    """How a job's journal begins."""
+    return Heading(job.spill, job.round_index, job.worker, start, job.parent)
 
 
 def _agenda(job: Job, start: float) -> Agenda:

@@ -17,6 +17,8 @@ import uvloop
 
 from llmexp.engines.host import LENGTH
 
+_PARTING_S = 1.0
+
 
 class Talk:
     """The engine's end of a talk."""
@@ -71,19 +73,27 @@ async def main(path: str, arguments: list[str]) -> int:
     gc.collect()
     gc.freeze()  # as vLLM's server does
     over = asyncio.Event()
+    talks: set[asyncio.Task[Any]] = set()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, over.set)
-    server = await listen(engine, path, over)
+    server = await listen(engine, path, over, talks)
     await over.wait()
     server.close()
+    if talks:  # the callers that have died with this signal; what they leave behind is seen to first
+        await asyncio.wait(talks, timeout=_PARTING_S)
     died = engine.errored
     engine.shutdown()
     return int(died)
 
 
-async def listen(engine: Any, path: str, over: asyncio.Event) -> asyncio.Server:
-    """Runs what is sent to the socket `path`, each call by itself; sets `over` if the engine dies of one."""
+async def listen(engine: Any, path: str, over: asyncio.Event, talks: set[asyncio.Task[Any]]) -> asyncio.Server:
+    """Runs what is sent to the socket `path`, each call by itself, and in `talks` while it lasts; sets `over` if the
+    engine dies of one."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        talks.add(task)
+        task.add_done_callback(talks.discard)
         talk = Talk(reader, writer)
         try:
             await (await talk.receive())(engine, talk)

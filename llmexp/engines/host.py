@@ -51,11 +51,9 @@ class Talk:
         """The next value, once it comes. Raises EOFError if the other end has finished or died."""
         return pickle.loads(self._read(LENGTH.unpack(self._read(LENGTH.size))[0]))
 
-    def hang_up(self, wait_s: float) -> None:
-        """Says that no more will be sent; the other end may still speak, each time within `wait_s`."""
+    def wait_at_most(self, wait_s: float) -> None:
+        """From now on an answer that takes longer raises OSError."""
         self._connection.settimeout(wait_s)
-        with contextlib.suppress(OSError):
-            self._connection.shutdown(socket.SHUT_WR)
 
     def _read(self, size: int) -> bytes:
         # Exactly so many bytes and none beyond, so that what still lies there wakes a selector.

@@ -1,6 +1,7 @@
 """The client inside an engine's process, with a stand-in for AsyncLLM that does what it is told."""
 
 import asyncio
+import tempfile
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -10,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from llmexp.client.async_llm import AsyncLLMTransport
@@ -79,7 +81,7 @@ class Hosted:
     def _serve(self) -> None:
         async def serve() -> None:
             self._over = asyncio.Event()
-            await async_host.listen(self.engine, str(self.host.path), self._over)
+            await async_host.listen(self.engine, str(self.host.path), self._over, set())
             self._ready.set()
             await self._over.wait()
 
@@ -169,6 +171,30 @@ def test_an_interruption_keeps_what_was_measured_and_the_engine_serves_on(hosted
     assert sent.trace["error"].to_pylist() == [None, "interrupted"]
     hosted.engine.hangs = None
     assert replay(hosted.host, workload(), ClosedLoop(concurrency=1), ClientConfig(), round_index=1).complete
+
+
+def test_a_trace_that_nobody_gathers_is_left_by_the_engines_process(
+    hosted: Hosted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*arguments: object, **more: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    spill = tmp_path / "requests-0.parquet"
+    with monkeypatch.context() as dying, pytest.raises(MemoryError):
+        dying.setattr("llmexp.client.replay.gather", killed)
+        replay(hosted.host, workload(), ClosedLoop(concurrency=1), ClientConfig(), round_index=0, spill=spill)
+    for _ in range(1000):
+        if not list(tmp_path.glob("llmexp-client-*")):
+            break
+        time.sleep(0.01)
+    assert pq.read_table(tmp_path / "requests-0.0.parquet")["error"].to_pylist() == [None] * 6
+    replay(hosted.host, workload(), ClosedLoop(concurrency=1), ClientConfig(), round_index=1, spill=spill)
+    assert sorted(path.name for path in tmp_path.glob("*")) == [
+        "requests-0.0.parquet",
+        spill.name,
+        hosted.host.path.name,
+    ]
 
 
 def test_a_host_that_dies_in_a_round_is_told(hosted: Hosted) -> None:

@@ -4,6 +4,8 @@ import errno
 import os
 import re
 import shutil
+import tempfile
+import time
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from llmexp import liveness
 from llmexp.client import journal, spill
 from llmexp.client.call import Call
 from llmexp.client.gather import gather
@@ -87,6 +90,59 @@ def test_a_journal_that_was_never_begun_is_empty(tmp_path: Path) -> None:
     found, outcome = journal.read(tmp_path / "none")
     assert len(found.rows) == 0 and outcome is None
     assert np.array_equal(joined([]).chunks, np.empty(0))
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+def left_by(parent: str, spill: Path | None, requests: int = 2) -> Path:
+    """A journal that all of its processes have left two minutes ago."""
+    path = journal.make_folder() / "journal-0"
+    ledger = Ledger()
+    for index in range(requests):
+        ledger.add(Call(index, 0.0, 0.0, sent=1.0, end=2.0))
+    with path.open("wb", buffering=0) as file:
+        journal.append(file, journal.Heading(spill, 0, 0, 0.5, parent))
+        journal.append(file, ledger.drain())
+    os.utime(path, (time.time() - 120,) * 2)
+    return path
+
+
+def test_where_all_processes_were_killed_the_journals_tell_where_they_belong(temporary: Path, tmp_path: Path) -> None:
+    dead = liveness.mark().rpartition(" ")[0] + " 0"
+    spill = tmp_path / "requests-0.parquet"
+    path = left_by(dead, spill)
+    left_by(liveness.mark(), spill)
+    left_by(dead, None)
+    foreign = left_by(dead, spill)
+    foreign.parent.chmod(0o755)
+    assert [found for found, _ in journal.left_over()] == [path]
+    journal.preserve(path)
+    assert not path.parent.exists()
+    trace = pq.read_table(tmp_path / "requests-0.0.parquet")
+    assert trace["request"].to_pylist() == [0, 1] and trace["end_s"].to_pylist() == [1.5, 1.5]
+
+
+def test_a_journal_stays_where_no_disk_takes_its_trace(
+    temporary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = left_by("", tmp_path / "requests-0.parquet")
+
+    def full(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as refusing:
+        refusing.setattr(pq, "write_table", full)
+        with pytest.raises(OSError, match="No space left"):
+            journal.preserve(path)
+        journal.tidy(path.parent)
+    journal.preserve(path)
+    assert len(pq.read_table(tmp_path / "requests-0.0.parquet")) == 2
 
 
 def test_a_round_has_its_room_before_it_begins_and_gives_it_to_its_trace(tmp_path: Path) -> None:

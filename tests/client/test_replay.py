@@ -372,6 +372,84 @@ def test_what_had_ended_when_the_parent_was_killed_is_in_the_runs_folder(tmp_pat
     assert len({row["request"] for row in rows}) == 5
 
 
+_ENDS_WITHOUT_A_WORD = {
+    "third Ctrl-C before the trace": ("gather", "[os.kill(os.getpid(), signal.SIGINT) for _ in range(3)]"),
+    "killed before the trace": ("gather", "os.kill(os.getpid(), signal.SIGKILL)"),
+    "killed after the trace": ("journal.abandon", "os.kill(os.getpid(), signal.SIGKILL)"),
+    "out of memory": ("gather", "{}['memory']"),
+}
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+@pytest.mark.parametrize("how", _ENDS_WITHOUT_A_WORD)
+def test_what_ended_workers_measured_is_in_the_runs_folder_once(how: str, stopped: bool, tmp_path: Path) -> None:
+    where, what = _ENDS_WITHOUT_A_WORD[how]
+    script = textwrap.dedent(
+        f"""
+        import os
+        import signal
+        import sys
+        import threading
+        import time
+        from pathlib import Path
+        from llmexp import interrupt
+        from llmexp.client import replay
+        from llmexp.schema.load import ClosedLoop
+        from tests.client.sending import numbered, send
+        interrupt.install()
+        def end(*arguments, **more):
+            time.sleep(0.2)
+            {what}
+        replay.{where} = end
+        over = threading.Event()
+        def stop(ended, total):
+            if {stopped} and ended == 4:
+                over.set()
+        send(sys.argv[1], numbered(6), ClosedLoop(concurrency=2), {{"workers": 2}}, spill=Path(sys.argv[2]),
+             progress=stop, interrupted=over)
+        """
+    )
+    temporary, spill = tmp_path / "tmp", tmp_path / "requests-0.parquet"
+    temporary.mkdir()
+    stalled = {"fault": "stall", "fault_requests": frozenset({4, 5})} if stopped else {}
+    with golden_server(**stalled) as server:
+        command = [sys.executable, "-c", script, server.url, str(spill)]
+        done = subprocess.run(command, env={**os.environ, "TMPDIR": str(temporary)}, capture_output=True, timeout=60)
+        assert done.returncode in (130, -signal.SIGKILL, 1), done.stderr
+        _until(lambda: not any(temporary.iterdir()))
+    traces = {path.name: pq.read_table(path) for path in tmp_path.glob("*.parquet")}
+    assert sorted(traces) == ([spill.name] if "after" in how else ["requests-0.0.parquet", "requests-0.1.parquet"])
+    rows = {row["request"]: row["error"] for trace in traces.values() for row in trace.to_pylist()}
+    assert sum(map(len, traces.values())) == len(rows)
+    ended = [error for error in rows.values() if error != "interrupted"]
+    assert ended == [None] * (4 if stopped else 6)
+
+
+def test_a_signal_to_all_processes_is_for_the_parent(tmp_path: Path) -> None:
+    script = textwrap.dedent(
+        """
+        import sys
+        from pathlib import Path
+        from llmexp import interrupt
+        from tests.client.sending import numbered, send
+        interrupt.install()
+        try:
+            send(sys.argv[1], numbered(4), spill=Path(sys.argv[2]))
+        except KeyboardInterrupt:
+            sys.exit(interrupt.exit_code())
+        """
+    )
+    spill = tmp_path / "requests-0.parquet"
+    with golden_server(fault="stall", fault_requests=frozenset({2})) as server:
+        process = subprocess.Popen([sys.executable, "-c", script, server.url, str(spill)])
+        _wait_for(server, 3)
+        time.sleep(0.1)
+        for pid in [*_children(process.pid), process.pid]:
+            os.kill(pid, signal.SIGTERM)
+        assert process.wait(30) == 143
+    assert pq.read_table(spill)["error"].to_pylist() == [None, None, "interrupted"]
+
+
 def test_an_engine_that_hangs_is_told_from_one_that_is_slow(tmp_path: Path) -> None:
     spill = tmp_path / "spilled.parquet"
     hangs = pytest.raises(EngineError, match=r"no request got a token for engine\.stall_timeout_s=1 s")

@@ -24,6 +24,7 @@ from llmexp.arguments import Arguments
 from llmexp.compose import compose
 from llmexp.engines import devices, vllm
 from llmexp.errors import ConfigError, LlmexpError
+from llmexp.results import STUDY
 from llmexp.schema.config import Config
 from llmexp.schema.engine import OwnVllm
 
@@ -202,7 +203,7 @@ def _store(config: Config, mend: bool) -> Iterator[Finding]:
         if database is not None:
             _require_unlocked(database)
         client, experiment = tracking.open_store(config.tracking)
-        mended = tracking.mend(client, experiment) if mend else 0
+        mended = tracking.mend(client, experiment) if mend else []
         left = tracking.left_open(client, experiment)
     except sqlite3.Error as error:
         yield Finding("MLflow store", "fail", f"{place}: {error}", "fuser names the program that holds it")
@@ -213,7 +214,9 @@ def _store(config: Config, mend: bool) -> Iterator[Finding]:
     yield Finding("MLflow store", "ok", place)
     what = "MLflow runs"
     if mended:
-        yield Finding(what, "ok", f"{mended} of processes that have ended: closed")
+        folders = [run.folder for run in mended if run.kind == "study" and Path(run.folder, STUDY).exists()]
+        rest = "; ".join(f"llmexp log {folder} tells what it lacks" for folder in folders)
+        yield Finding(what, "ok", f"{len(mended)} of processes that have ended: closed", rest)
     for gone, of in ((True, "a process that has ended"), (None, "a process of another machine or container")):
         runs = [run for run in left if run.gone is gone]
         if runs:

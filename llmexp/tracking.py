@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
@@ -29,6 +28,7 @@ T = TypeVar("T")
 
 STATUS = {"complete": "FINISHED", "refused": "FINISHED", "failed": "FAILED", "killed": "KILLED"}
 OLDEST = "3.10"
+_VALID, _WHY_NOT = "llmexp.valid", "llmexp.invalid_reasons"  # tags that tell how a run ended
 _LONGEST_TAG = 5000
 TOLD_LATER = "The next llmexp command with this store tells it, or: python -m llmexp doctor --mend"
 # What MLflow's errors hold, and what that means to a user.
@@ -207,6 +207,8 @@ def start_study(config: TrackingConfig, folder: Path, name: str, identity: str, 
     same = f"tags.`llmexp.kind` = 'study' and tags.`llmexp.study_id` = '{identity}'"
     for earlier in client.search_runs([experiment], same, max_results=1):
         client.update_run(earlier.info.run_id, status="RUNNING")
+        for said in earlier.data.tags.keys() & {_VALID, _WHY_NOT}:  # of how it ended before, which no longer holds
+            client.delete_tag(earlier.info.run_id, said)
         set_tags(TrackedRun(client, earlier.info.run_id), place)
         return TrackedRun(client, earlier.info.run_id)
     tags = {"llmexp.kind": "study", "llmexp.study": name, "llmexp.study_id": identity, "llmexp.command": command}
@@ -326,8 +328,8 @@ def finish_run(run: TrackedRun, result: RunResult) -> None:
     set_tags(
         run,
         {
-            "llmexp.valid": str(result.valid).lower(),
-            "llmexp.invalid_reasons": "; ".join(result.invalid_reasons),
+            _VALID: str(result.valid).lower(),
+            _WHY_NOT: "; ".join(result.invalid_reasons),
             "llmexp.arm": result.arm,
             "llmexp.fingerprint": result.fingerprint,
             "llmexp.simulated": str(result.simulated).lower(),
@@ -388,7 +390,7 @@ def finish_study(run: TrackedRun, status: str, note: str, folder: Path) -> None:
 @_reached
 def close_run(run: TrackedRun, status: str, reason: str) -> None:
     """Closes the run of a job that could not be recorded."""
-    set_tags(run, {"llmexp.valid": "false", "llmexp.invalid_reasons": f"{status}: {reason}"})
+    set_tags(run, {_VALID: "false", _WHY_NOT: f"{status}: {reason}"})
     run.client.set_terminated(run.run_id, STATUS[status])
 
 
@@ -401,12 +403,14 @@ def close_study(run: TrackedRun, status: str) -> None:
 
 @dataclass(frozen=True)
 class LeftOpen:
-    """A run that MLflow shows as running. `gone`: whether its process has ended; None if that cannot be told here."""
+    """A run, or a study, that MLflow shows as running. `gone`: whether its process has ended; None if that cannot be
+    told here."""
 
     run_id: str
     name: str
+    kind: str
     study: str
-    began: datetime
+    folder: str
     process: str
     gone: bool | None
 
@@ -419,37 +423,30 @@ def left_open(client: "MlflowClient", experiment: str) -> list[LeftOpen]:
     while True:
         page = client.search_runs([experiment], "attributes.status = 'RUNNING'", page_token=token)
         for run in page:
-            tags = run.data.tags
-            if "llmexp.kind" in tags:
-                process = tags.get("llmexp.process", "")
-                began = datetime.fromtimestamp(run.info.start_time / 1000)
-                study = tags.get("llmexp.study", "")
-                found.append(
-                    LeftOpen(run.info.run_id, run.info.run_name, study, began, process, liveness.is_gone(process))
+            if "llmexp.kind" in run.data.tags:
+                kind, study, folder, process = (
+                    run.data.tags.get(f"llmexp.{name}", "") for name in ("kind", "study", "folder", "process")
                 )
+                gone = liveness.is_gone(process)
+                found.append(LeftOpen(run.info.run_id, run.info.run_name, kind, study, folder, process, gone))
         if not (token := page.token):
             return found
 
 
 @_reached
-def mend(client: "MlflowClient", experiment: str, also_of: str | None = None) -> int:
-    """Closes the runs whose process has ended, or is `also_of`: as their folders tell, else as killed.
-
-    Returns how many they were.
-    """
-    mended = 0
-    for run in left_open(client, experiment):
-        of_study = client.get_run(run.run_id).data.tags["llmexp.kind"] == "study"
-        if run.gone or (run.process == also_of and not of_study):
-            _mend(TrackedRun(client, run.run_id), run)
-            mended += 1
+def mend(client: "MlflowClient", experiment: str, also_of: str | None = None) -> list[LeftOpen]:
+    """Closes the runs whose process has ended, or is `also_of`: as their folders tell, else as killed. Returns them."""
+    mended = [
+        run for run in left_open(client, experiment) if run.gone or (run.process == also_of and run.kind != "study")
+    ]
+    for run in mended:
+        _mend(TrackedRun(client, run.run_id), run)
     return mended
 
 
 def _mend(run: TrackedRun, found: LeftOpen) -> None:
-    folder = run.client.get_run(run.run_id).data.tags.get("llmexp.folder", "")
     try:
-        result = load_run(folder)
+        result = load_run(found.folder)
     except ResultError:
         result = None
     if result is not None and result.mlflow_run == run.run_id:

@@ -74,6 +74,18 @@ def test_runs_of_dead_processes_are_listed_and_closed_others_left_alone(tmp_path
     assert states["dead"].data.tags["llmexp.valid"] == "false"
 
 
+def test_a_study_that_was_closed_is_named_with_how_to_tell_the_rest(tmp_path: Path) -> None:
+    settings = config(tmp_path)
+    names = ("there", "gone")
+    for study in [tracking.start_study(settings.tracking, tmp_path / name, name, name, "x") for name in names]:
+        tracking.set_tags(study, {"llmexp.process": mark_of_a_dead_process()})
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "study.json").touch()
+    closed = next(finding for finding in doctor.findings(settings, mend=True) if finding.what == "MLflow runs")
+    assert closed.found == "2 of processes that have ended: closed"
+    assert closed.mend == f"llmexp log {tmp_path / 'there'} tells what it lacks"
+
+
 def test_a_locked_store_is_a_failure_with_its_reason(tmp_path: Path) -> None:
     settings = config(tmp_path)
     tracking.open_store(settings.tracking)

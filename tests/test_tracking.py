@@ -13,6 +13,7 @@ from llmexp.compose import compose
 from llmexp.errors import ConfigError, TrackingError
 from llmexp.results import RoundResult, RunResult, load_run, save_run
 from llmexp.schema.config import Config, TrackingConfig
+from tests.test_doctor import mark_of_a_dead_process
 
 
 def config(folder: Path, *overrides: str) -> Config:
@@ -126,6 +127,24 @@ def test_a_resumed_study_keeps_its_parent_and_replaces_its_broken_child(tmp_path
     assert repeated.run_id != killed.run_id
     found = first.client.search_runs([first.client.get_run(first.run_id).info.experiment_id])
     assert {run.info.run_id for run in found} >= {first.run_id, repeated.run_id} and len(found) == 3
+
+
+def test_a_study_that_is_told_after_all_says_nothing_of_its_earlier_end(tmp_path: Path) -> None:
+    """Its process ended while MLflow was away; it was closed as killed, and logged from its folder later."""
+    settings = config(tmp_path)
+    study = tracking.start_study(settings.tracking, tmp_path, "s", "id", "x")
+    tracking.set_tags(study, {"llmexp.process": mark_of_a_dead_process()})
+    client, experiment = tracking.open_store(settings.tracking)
+    assert [(run.kind, run.folder) for run in tracking.mend(client, experiment)] == [("study", str(tmp_path))]
+    closed = client.get_run(study.run_id)
+    assert closed.info.status == "KILLED" and "without a word" in closed.data.tags["llmexp.invalid_reasons"]
+
+    told = tracking.start_study(settings.tracking, tmp_path, "s", "id", "x")
+    (tmp_path / "study").mkdir()
+    tracking.finish_study(told, "complete", "| a | b |", tmp_path / "study")
+    shown = client.get_run(study.run_id)
+    assert told.run_id == study.run_id and shown.info.status == "FINISHED"
+    assert not {"llmexp.valid", "llmexp.invalid_reasons"} & shown.data.tags.keys()
 
 
 def test_processes_share_a_fresh_store(tmp_path: Path) -> None:

@@ -2,10 +2,11 @@
 by name."""
 
 import hashlib
+import json
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -14,6 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from llmexp.client.records import TRACE_SCHEMA
 from llmexp.errors import ResultError
+from llmexp.schema.accepted import explained
+from llmexp.schema.section import Words
 from llmexp.schema.study import Claim
 
 CONFIG, WORKLOAD, TRACE = "config.yaml", "workload.json", "requests.parquet"
@@ -26,6 +29,9 @@ STUDY, SEARCH, FIGURES = "study.json", "search.json", "figures"
 
 class _Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
+
+
+Record = TypeVar("Record", bound=_Record)
 
 
 class Percentile(_Record):
@@ -97,7 +103,7 @@ class RunResult(_Record):
 class PlannedRun(_Record):
     """A run that a study asks for: its name is that of its folder in the study's."""
 
-    name: str = Field(pattern=r"^[^/.\x00][^/\x00]*$")
+    name: Annotated[str, Field(pattern=r"^[^/.\x00][^/\x00]*$"), Words("the name of a folder, no dot first")]
     arm: str
     cell: Mapping[str, str]
     trial: int
@@ -153,13 +159,10 @@ def load_run(folder: str | Path) -> RunResult:
 
     Raises ResultError if the folder holds no readable summary.
     """
-    path = Path(folder) / SUMMARY
     try:
-        summary = RunResult.model_validate_json(path.read_bytes())
+        summary = _load(RunResult, Path(folder) / SUMMARY, "a run summary")
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         raise ResultError(f"{folder}: no {SUMMARY} here; a run's folder holds one once the run has ended") from None
-    except ValidationError as error:
-        raise ResultError(f"{path}: not a run summary ({_first(error)})") from None
     return summary.model_copy(update={"folder": Path(folder)})
 
 
@@ -191,13 +194,10 @@ def load_study_record(folder: str | Path) -> StudyRecord:
     Raises ResultError if the folder is no study's, with what it seems to be instead.
     """
     folder = Path(folder)
-    path = folder / STUDY
     try:
-        return StudyRecord.model_validate_json(path.read_bytes())
+        return _load(StudyRecord, folder / STUDY, "a study's record")
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         raise ResultError(_not_a_study(folder)) from None
-    except ValidationError as error:
-        raise ResultError(f"{path}: not a study's record ({_first(error)})") from None
 
 
 def save_search(record: SearchRecord, folder: str | Path) -> None:
@@ -210,13 +210,10 @@ def load_search(folder: str | Path) -> SearchRecord | None:
 
     Raises ResultError if the file is none of that kind.
     """
-    path = Path(folder) / SEARCH
     try:
-        return SearchRecord.model_validate_json(path.read_bytes())
+        return _load(SearchRecord, Path(folder) / SEARCH, "what a search has found")
     except FileNotFoundError:
         return None
-    except ValidationError as error:
-        raise ResultError(f"{path}: not what a search has found ({_first(error)})") from None
 
 
 def _not_a_study(folder: Path) -> str:
@@ -240,6 +237,17 @@ def _save(record: _Record, target: Path) -> None:
         raise OSError(error.errno, error.strerror, str(target)) from None  # a full disk is told without its file
 
 
-def _first(error: ValidationError) -> str:
-    first = error.errors()[0]
-    return f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
+def _load(kind: type[Record], path: Path, what: str) -> Record:
+    """Reads a record back. Raises ResultError with the first key that does not fit, or what keeps it from being
+    read."""
+    try:
+        content = path.read_bytes()
+        return kind.model_validate_json(content)
+    except PermissionError as error:
+        raise ResultError(f"{path}: cannot be read ({error.strerror})") from None
+    except ValidationError as error:
+        try:
+            wrong = explained(error, kind, json.loads(content))[0]
+        except (ValueError, RecursionError) as broken:
+            wrong = f"not JSON ({broken})"
+    raise ResultError(f"{path}: not {what}; {wrong}")

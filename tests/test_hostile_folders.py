@@ -58,6 +58,40 @@ def test_a_summary_that_is_none_is_named(content: str, run_folder: Path) -> None
         report([str(run_folder)])
 
 
+@pytest.mark.parametrize(
+    ("file", "change", "told"),
+    [
+        ("summary.json", {"trial": "two"}, "trial: got 'two'; accepted is an integer"),
+        ("summary.json", {"status": "done"}, "status: got 'done'; accepted is complete, failed, killed or refused"),
+        ("summary.json", {"folder": 5}, "folder: got 5; accepted is a path"),
+        ("summary.json", {"colour": "red"}, "colour: no such key"),
+        ("summary.json", None, "study: it needs to be set; accepted is text"),
+        ("summary.json", b'{"study": ', "not JSON (Expecting value: line 1 column 11 (char 10))"),
+        ("study.json", {"trials": None}, "trials: got null; accepted is an integer"),
+        (
+            "study.json",
+            {"cells": {}},
+            "cells: got {}; accepted is a list, each a mapping, NAME: VALUE, each value text",
+        ),
+        ("search.json", {"kind": "roof"}, "kind: got 'roof'; accepted is floor or saturation"),
+    ],
+)
+def test_what_is_wrong_with_a_record_is_told_as_of_a_config(
+    file: str, change: dict[str, object] | bytes | None, told: str, run_folder: Path
+) -> None:
+    """In one line: the file, the key, what it got and what it accepts."""
+    results.save_search(results.SearchRecord(kind="floor", key="k", found="f"), run_folder.parent)
+    path = (run_folder if file == "summary.json" else run_folder.parent) / file
+    if isinstance(change, bytes):
+        path.write_bytes(change)
+    else:
+        path.write_text(json.dumps({} if change is None else {**json.loads(path.read_text()), **change}))
+    with pytest.raises(ResultError) as refusal:
+        report([str(path.parent)])
+    text = str(refusal.value)
+    assert text.startswith(f"{path}: not ") and text.endswith(told) and "\n" not in text
+
+
 def test_a_summary_without_hashes_is_not_intact(run_folder: Path) -> None:
     assert not results.is_intact(llmexp.load_run(run_folder).model_copy(update={"files": {}}))
 
@@ -94,7 +128,10 @@ def test_a_study_does_not_lead_out_of_its_folder(run_folder: Path) -> None:
     record = json.loads(study.read_text())
     record["runs"][0]["name"] = "../../elsewhere"
     study.write_text(json.dumps(record))
-    with pytest.raises(ResultError, match=r"study\.json: not a study's record \(runs\.0\.name"):
+    told = (
+        r"study\.json: not a study's record; runs\[0\]\.name: got '\.\./\.\./elsewhere'; accepted is the name of a fold"
+    )
+    with pytest.raises(ResultError, match=told):
         llmexp.load_study(run_folder.parent)
 
 

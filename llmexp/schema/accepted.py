@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -165,6 +166,8 @@ def _option(kind: Any, metadata: Sequence[Any]) -> str:
         return _text(metadata)
     if kind is bool:
         return "true or false"
+    if kind is Path:
+        return "a path"
     if kind is datetime:
         return "a date and time"
     if get_origin(kind) is Literal:

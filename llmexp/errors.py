@@ -69,7 +69,7 @@ def storage_error(error: OSError, place: object = None) -> StorageError | None:
 
 
 class TrackingError(LlmexpError):
-    """MLflow could not be reached or written; what was measured is on disk all the same."""
+    """MLflow could not be reached, read or written; what was measured is on disk all the same."""
 
 
 class ResultError(LlmexpError):

@@ -12,12 +12,13 @@ from llmexp.errors import TrackingError
 
 _CONNECT_S, _ANSWER_S = 5.0, 10.0
 _PORTS = {"http": 80, "https": 443, "postgresql": 5432, "mysql": 3306, "mssql": 1433}
+_ADVICE = "start it, name another, or keep runs in their folders alone with tracking=off"
 # How long the user lets MLflow wait and how often try again: read before llmexp sets its own.
 _PATIENCE_S = os.environ.get("MLFLOW_HTTP_REQUEST_TIMEOUT", "")
 _TRIES_MORE = os.environ.get("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "")
 
 
-def require_answer(uri: str) -> None:
+def require_answer(uri: str, key: str = "tracking.uri", advice: str = _ADVICE) -> None:
     """Refuses a tracking server or database that cannot be connected to, or a server that does not answer at all.
 
     A server may be slow: one that answers within MLFLOW_HTTP_REQUEST_TIMEOUT is there (within 10 s where that is not
@@ -33,8 +34,7 @@ def require_answer(uri: str) -> None:
             why = _why(error)
         if i < tries - 1:
             time.sleep(min(2.0**i, 30.0))
-    advice = "start it, name another, or keep runs in their folders alone with tracking=off"
-    raise TrackingError(f"tracking.uri: got {uri}; no server answers there ({why}): {advice}")
+    raise TrackingError(f"{key}: got {uri}; no server answers there ({why}): {advice}")
 
 
 def _ask(url: SplitResult) -> None:

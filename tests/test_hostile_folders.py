@@ -13,7 +13,7 @@ import llmexp
 from llmexp import results
 from llmexp.analyze.requests import latencies
 from llmexp.analyze.study import from_mlflow
-from llmexp.errors import ConfigError, ResultError
+from llmexp.errors import ConfigError, ResultError, TrackingError
 from llmexp.record import clear
 from llmexp.report.command import report
 from tests.analyze.synthetic import make_study
@@ -150,7 +150,7 @@ def test_a_store_that_is_not_there_is_not_made(tmp_path: Path) -> None:
         from_mlflow("x", f"sqlite:///{tmp_path}/none.db")
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "junk.db").write_bytes(b"junk" * 999)
-    with pytest.raises(ResultError, match="MLflow cannot be asked"):
+    with pytest.raises(TrackingError, match="MLflow cannot be asked"):
         from_mlflow("x", f"sqlite:///{tmp_path}/junk.db")
     assert [path.name for path in tmp_path.iterdir()] == ["junk.db"]
 
@@ -160,6 +160,6 @@ def test_a_server_that_is_not_there_is_told_in_a_line(tmp_path: Path) -> None:
     done = subprocess.run(
         [*command, "--tracking-uri", "http://me:CANARY-pw@127.0.0.1:9"], cwd=tmp_path, capture_output=True, text=True
     )
-    assert done.returncode == 2
-    assert "MLflow cannot be asked" in done.stderr
+    assert done.returncode == 1, "nothing is wrong with what was asked"
+    assert "--tracking-uri: got http://<secret>@127.0.0.1:9; no server answers there (Connection refused)" in done.stderr
     assert "Traceback" not in done.stderr and "CANARY" not in done.stderr + done.stdout

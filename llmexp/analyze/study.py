@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from llmexp.analyze.pairs import Excluded, choose_arms, exclude, in_design_order, pair_runs
-from llmexp.errors import ResultError
+from llmexp.errors import ResultError, TrackingError
 from llmexp.results import (
     SEARCH,
     STUDY,
@@ -137,8 +137,8 @@ def from_mlflow(
     `study` names one of the experiment's studies where it holds several; the newest parent run of that name
     counts. Artifacts are put into `folder`, by default a new temporary one.
 
-    Raises ResultError if MLflow cannot be asked, if there is no such experiment or study, or several studies and no
-    name.
+    Raises TrackingError if MLflow cannot be asked, ResultError if there is no such experiment or study, or several
+    studies and no name.
     """
     from mlflow.exceptions import MlflowException
     from sqlalchemy.exc import SQLAlchemyError
@@ -146,7 +146,7 @@ def from_mlflow(
     try:
         return _from_mlflow(_client(tracking_uri), experiment, tracking_uri, study, folder)
     except (MlflowException, SQLAlchemyError, OSError) as error:
-        raise ResultError(f"{tracking_uri}: MLflow cannot be asked ({str(error).partition(chr(10))[0]})") from None
+        raise TrackingError(f"{tracking_uri}: MLflow cannot be asked ({str(error).partition(chr(10))[0]})") from None
 
 
 def _client(tracking_uri: str) -> Any:

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from llmexp.arguments import Arguments
 from llmexp.errors import ConfigError, ResultError
+from llmexp.reachable import require_answer
 from llmexp.results import SUMMARY, load_run, load_study_record
 from llmexp.schema.config import TrackingConfig
 from llmexp.tracking import store_uri
@@ -23,12 +24,15 @@ if TYPE_CHECKING:
 def report(arguments: Sequence[str]) -> None:
     """Prints the table of a study and writes its report; of a single run's folder, prints its measures.
 
-    Raises ConfigError or ResultError that says what to give instead.
+    Raises ConfigError or ResultError that says what to give instead, TrackingError if MLflow does not answer.
     """
     options = _parser().parse_args(arguments)
-    of_run = options.folder is not None and Path(options.folder, SUMMARY).exists()
-    if options.folder is not None and not of_run:
-        load_study_record(options.folder)  # what cannot be read is told before all that makes reports is imported
+    of_mlflow = options.mlflow_experiment is not None
+    of_run = not of_mlflow and Path(options.folder, SUMMARY).exists()
+    # What cannot be read is told before all that makes reports is imported.
+    uri = _store(options) if of_mlflow else ""
+    if not of_mlflow and not of_run:
+        load_study_record(options.folder)
 
     from llmexp.analyze.study import load_study
     from llmexp.report.report import write_report
@@ -41,8 +45,7 @@ def report(arguments: Sequence[str]) -> None:
         console.print(run_table(run))
         console.print(verdict(run), highlight=False, markup=False, soft_wrap=True)
         return
-    of_mlflow = options.mlflow_experiment is not None
-    with _of_mlflow(options) if of_mlflow else nullcontext(load_study(options.folder)) as study:
+    with _of_mlflow(options, uri) if of_mlflow else nullcontext(load_study(options.folder)) as study:
         home = Path("reports", study.record.name) if of_mlflow else study.folder
         folder = Path(options.out or (home / f"by-{options.compare}" if options.compare else home))
         try:
@@ -55,17 +58,23 @@ def report(arguments: Sequence[str]) -> None:
     console.print(f"Report: {written.markdown}", highlight=False, soft_wrap=True)
 
 
-@contextmanager
-def _of_mlflow(options: argparse.Namespace) -> "Iterator[Study]":
-    """A study from MLflow; what its runs have left lies in a folder that goes at the end and that no message names."""
-    from llmexp.analyze.study import from_mlflow
-
+def _store(options: argparse.Namespace) -> str:
+    """Where MLflow is asked. Raises ConfigError or TrackingError if nobody can be asked there."""
     try:
         uri = store_uri(TrackingConfig(uri=options.tracking_uri))
     except ValidationError:
         raise ConfigError(
             f"--tracking-uri: got {options.tracking_uri!r}; accepted is http://HOST:PORT, sqlite:///FILE or a database"
         ) from None
+    require_answer(uri, "--tracking-uri", "start it, name another, or give the folder of the study")
+    return uri
+
+
+@contextmanager
+def _of_mlflow(options: argparse.Namespace, uri: str) -> "Iterator[Study]":
+    """A study from MLflow; what its runs have left lies in a folder that goes at the end and that no message names."""
+    from llmexp.analyze.study import from_mlflow
+
     with TemporaryDirectory(prefix="llmexp-") as artifacts:
         try:
             yield from_mlflow(options.mlflow_experiment, uri, options.study, artifacts)

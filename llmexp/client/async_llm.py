@@ -10,9 +10,8 @@ import selectors
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
-from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -20,7 +19,7 @@ import orjson
 
 from llmexp.client.call import Call
 from llmexp.client.driver import Driver
-from llmexp.client.journal import append, preserve
+from llmexp.client.journal import Journal, preserve, refused
 from llmexp.client.requests import Bodies
 from llmexp.client.stall import require_movement
 from llmexp.client.worker import GOODBYE, START_DELAY_S, STOP, STOP_WITHIN_S, Job, heading, work
@@ -109,8 +108,10 @@ class AsyncLLMTransport:
 
 async def serve(engine: Any, talk: async_host.Talk) -> None:
     """Serves one job in the engine's process: job in, ready out, start in, progress out (requests that have ended, and
-    when the engine last moved), at last None. STOP, or that the other end is gone, ends what is under way; without a
-    GOODBYE the trace is left in the run's folder. All as in `llmexp.client.worker`."""
+    when the engine last moved), at last 0, or the number of the error with which the journal's disk refused it.
+
+    STOP, or that the other end is gone, ends what is under way; without a GOODBYE the trace is made here.
+    """
     job: Job = await talk.receive()
     with ExitStack() as stack:
         if job.claims is not None:  # alone, this worker takes every request
@@ -119,15 +120,15 @@ async def serve(engine: Any, talk: async_host.Talk) -> None:
             os.pwrite(claims, job.first.astype("<i8").tobytes(), 0)
             job = replace(job, claims=claims)
         transport = AsyncLLMTransport(engine, keep_text=job.keep_text, make_fields=Bodies(job.requests).fields)
-        journal = stack.enter_context(job.journal.open("wb", buffering=0))
-        driver = Driver(transport, partial(append, journal), timeout_s=job.timeout_s)
+        journal = stack.enter_context(closing(Journal(job.journal)))
+        driver = Driver(transport, journal.append, timeout_s=job.timeout_s)
         await transport.open(1, driver.finished)
         talk.send(_READY)
         start: float = await talk.receive()
-        append(journal, heading(job, start))
+        journal.append(heading(job, start))
         dismissed = asyncio.get_running_loop().create_task(_dismissed(talk, driver))
-        append(journal, await work(job, driver, start, lambda ended, moved_s: talk.send((ended, moved_s))))
-        talk.send(None)
+        journal.append(await work(job, driver, start, lambda ended, moved_s: talk.send((ended, moved_s))))
+        talk.send(journal.settle())
         if not await dismissed:
             preserve(job.journal)
 
@@ -180,8 +181,10 @@ class Guest:
                         said = self._talk.receive()
                     except (EOFError, OSError):
                         return
-                    if said is None:
+                    if not isinstance(said, tuple):
                         self._over = True
+                        if said:
+                            raise refused(said)
                         return
                     ended, moved_s = said
                     if progress is not None:
@@ -193,7 +196,7 @@ class Guest:
             self._talk.send(STOP)
             self._talk.wait_at_most(STOP_WITHIN_S)
             while not self._over:
-                self._over = self._talk.receive() is None
+                self._over = not isinstance(self._talk.receive(), tuple)
 
     def dismiss(self) -> None:
         with suppress(OSError):

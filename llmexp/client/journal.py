@@ -6,38 +6,40 @@ the trace itself; where that is gone too, `llmexp doctor` does.
 """
 
 import contextlib
+import errno
+import io
 import os
 import pickle
 import shutil
 import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmexp.client.ledger import Records, joined
+from llmexp.errors import EngineError, LlmexpError, StorageError, storage_error
+from llmexp.liveness import is_gone
 
 _FOLDER = "llmexp-client-"
-_LAST_WORDS_S = 30.0  # a worker that has lost its parent is gone by then
 
 
 @dataclass(frozen=True)
 class Heading:
     """Whose records follow: a worker's of a round that began at `origin` (CLOCK_MONOTONIC).
 
-    Their trace belongs beside the Parquet file `spill`, into which the process `parent` (a mark of `llmexp.liveness`)
-    gathers those of all workers; None where nobody wants it.
+    Their trace belongs beside the Parquet file `spill`, unless that is there and holds it; None where nobody wants it.
+    `processes` (marks of `llmexp.liveness`) would bring it home: the worker, and who gathers from all.
     """
 
     spill: Path | None
     round_index: int
     worker: int
     origin: float
-    parent: str
+    processes: tuple[str, str]
 
 
 @dataclass(frozen=True)
@@ -57,16 +59,49 @@ def make_folder() -> Path:
     return Path(tempfile.mkdtemp(prefix=_FOLDER))
 
 
-def append(journal: BinaryIO, value: Heading | Records | Outcome) -> None:
-    """Puts one value into an unbuffered journal."""
-    journal.write(pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL))
+class Journal:
+    """A journal under way. What the disk refuses waits in memory, and goes with what comes next."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.errno = 0  # why the disk refused the last of it, 0 if it holds everything
+        self._file = path.open("wb", buffering=0)
+        self._waiting = b""
+
+    def append(self, value: Heading | Records | Outcome) -> None:
+        """Puts one value into it."""
+        self._waiting += pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+        self.errno = 0
+        try:
+            while self._waiting:
+                self._waiting = self._waiting[self._file.write(self._waiting) :]
+        except OSError as refusal:
+            self.errno = refusal.errno or errno.EIO
+
+    def settle(self) -> int:
+        """Makes the trace, where not all of it could reach the disk; returns `errno`."""
+        if self.errno:
+            preserve(self.path, self._waiting)
+        return self.errno
+
+    def close(self) -> None:
+        self._file.close()
 
 
-def read(path: Path) -> tuple[Records, Outcome | None]:
-    """All that was put into a journal; no Outcome if its worker did not come to its end."""
+def refused(number: int) -> LlmexpError:
+    """The error of a disk that did not take a journal."""
+    place = f"{tempfile.gettempdir()} (the temporary files, which TMPDIR puts elsewhere)"
+    return storage_error(OSError(number, ""), place) or EngineError(f"{place}: {os.strerror(number)}")
+
+
+def read(path: Path, rest: bytes = b"") -> tuple[Records, Outcome | None]:
+    """All that was put into a journal; no Outcome if its worker did not come to its end.
+
+    `rest`: what did not reach the disk.
+    """
     parts: list[Records] = []
     outcome = None
-    for value in _values(path):
+    for value in _values(path, rest):
         if isinstance(value, Records):
             parts.append(value)
         elif isinstance(value, Outcome):
@@ -74,8 +109,9 @@ def read(path: Path) -> tuple[Records, Outcome | None]:
     return joined(parts), outcome
 
 
-def _values(path: Path) -> Iterator[Any]:
-    with contextlib.suppress(FileNotFoundError), path.open("rb") as journal:
+def _values(path: Path, rest: bytes = b"") -> Iterator[Any]:
+    with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+        journal = io.BytesIO(file.read() + rest) if rest else file
         while True:
             try:
                 yield pickle.load(journal)
@@ -91,16 +127,15 @@ def is_owed(path: Path) -> Heading | None:
     return heading
 
 
-def preserve(path: Path) -> None:
+def preserve(path: Path, rest: bytes = b"") -> None:
     """Makes the trace of a journal that nobody else will read, where it is owed, and abandons it.
 
     Raises StorageError if the trace had to go elsewhere, OSError if it could go nowhere; then the journal stays.
     """
     from llmexp.client.gather import gather
     from llmexp.client.spill import write
-    from llmexp.errors import StorageError
 
-    records, _ = read(path)
+    records, _ = read(path, rest)
     if (heading := is_owed(path)) and heading.spill is not None and len(records.rows):
         trace = gather({heading.worker: records}, round_index=heading.round_index, origin=heading.origin)
         try:
@@ -123,14 +158,11 @@ def tidy(folder: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def left_over() -> Iterator[tuple[Path, Heading]]:
-    """The journals among the temporary files whose records nobody is left to bring home."""
-    from llmexp import liveness
-
-    for path in sorted(Path(tempfile.gettempdir()).glob(f"{_FOLDER}*/journal-*")):
+def left_over(temporary: Path) -> Iterator[tuple[Path, Heading]]:
+    """The journals among temporary files whose records nobody is left to bring home."""
+    for path in sorted(temporary.glob(f"{_FOLDER}*/journal-*")):
         with contextlib.suppress(OSError):
             place = path.parent.lstat()
             ours = place.st_uid == os.getuid() and not place.st_mode & 0o077  # a pickle of others could do anything
-            settled = ours and path.stat().st_mtime < time.time() - _LAST_WORDS_S
-            if settled and (heading := is_owed(path)) and liveness.is_gone(heading.parent):
+            if ours and (heading := is_owed(path)) and all(map(is_gone, heading.processes)):
                 yield path, heading

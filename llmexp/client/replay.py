@@ -88,12 +88,15 @@ def replay(
     inside = isinstance(target, Host)
     workers = 1 if inside else _num_workers(client, places, due_s, len(first))
     with ExitStack() as stack:
-        folder = journal.make_folder()
-        stack.callback(journal.tidy, folder)
-        requests = _requests(target, workload, client, folder, salted)
+        try:
+            folder = journal.make_folder()
+            stack.callback(journal.tidy, folder)
+            requests = _requests(target, workload, client, folder, salted)
+            (folder / "claims").write_bytes(first.astype("<i8").tobytes())
+        except OSError as refusal:
+            raise journal.refused(refusal.errno or 0) from None
         claims = None
         if due_s is None:
-            (folder / "claims").write_bytes(first.astype("<i8").tobytes())
             claims = os.open(folder / "claims", os.O_RDONLY)
             stack.callback(os.close, claims)
         jobs = [
@@ -330,7 +333,7 @@ class _Crew:
             self._tell(process, STOP)
         deadline = time.monotonic() + STOP_WITHIN_S
         while self._talking.get_map() and (left_s := deadline - time.monotonic()) > 0:
-            with suppress(EngineError):  # of one that is no more, there is what it had written
+            with suppress(EngineError, StorageError):  # of one that is no more, there is what it had written
                 self._hear(left_s)
 
     def dismiss(self) -> None:
@@ -364,7 +367,8 @@ class _Crew:
             process.stdout.close()
 
     def _hear(self, wait_s: float) -> None:
-        """Hears what workers say within that time. Raises EngineError if one is no more."""
+        """Hears what workers say within that time. Raises EngineError if one is no more, StorageError if its disk is
+        full."""
         for key, _ in self._talking.select(wait_s):
             k: int = key.data
             stdout = self._processes[k].stdout
@@ -375,13 +379,14 @@ class _Crew:
                 self._processes[k].wait()
                 raise EngineError(self.obituary())
             *lines, self._said[k] = (self._said[k] + said).split(b"\n")
-            over = lines[-1:] == [OVER.strip()]
-            if over:
-                self._talking.unregister(stdout)
-            if counts := lines[:-1] if over else lines:
-                ended, moved_s = counts[-1].split()
-                self._ended[k] = int(ended)
-                self._moved_s = max(self._moved_s, float(moved_s))
+            for ended, value in map(bytes.split, lines):
+                if ended == OVER:
+                    self._talking.unregister(stdout)
+                    if refusal := int(value):
+                        raise journal.refused(refusal)
+                else:
+                    self._ended[k] = int(ended)
+                    self._moved_s = max(self._moved_s, float(value))
 
     def _tell(self, process: subprocess.Popen[bytes], message: bytes) -> None:
         assert process.stdin is not None

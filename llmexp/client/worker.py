@@ -1,10 +1,11 @@
 """A client process (`main`): it sends its share of a round's requests and reports on them.
 
 The parent writes a pickled Job to its standard input, waits for READY, then writes when to start. It reads
-lines with the number of ended requests and the time at which the server last moved, at last OVER; what was measured is
-in the file `job.journal`. STOP means to send no more, GOODBYE that the journal is not needed any more: only that ends
-a worker. Where standard input closes without it, the parent is gone, and the worker makes the trace itself. Little is
-imported here, because each round's workers start anew.
+lines with the number of ended requests and the time at which the server last moved, at last OVER with 0; what was
+measured is in the file `job.journal`. Where its disk was full to the end, the worker makes the trace itself and says
+OVER with the error's number. STOP means to send no more, GOODBYE that the journal is not needed any more: only that
+ends a worker. Where standard input closes without it, the parent is gone, and the worker makes the trace itself. Little
+is imported here, because each round's workers start anew.
 """
 
 import asyncio
@@ -17,7 +18,6 @@ import struct
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from time import monotonic, process_time
 from typing import Literal
@@ -29,10 +29,11 @@ from numpy.typing import NDArray
 from llmexp.client.agenda import Agenda, ClosedLoop, OpenLoop
 from llmexp.client.call import Transport
 from llmexp.client.driver import Driver
-from llmexp.client.journal import Heading, Outcome, abandon, append, preserve
+from llmexp.client.journal import Heading, Journal, Outcome, abandon, preserve
 from llmexp.client.requests import Bodies, Requests
+from llmexp.liveness import mark
 
-READY, OVER = b"ready\n", b"over\n"
+READY, OVER = b"ready\n", b"over"
 STOP, GOODBYE = b".", b"!"
 START = struct.Struct("d")
 START_DELAY_S = 0.05  # from the last worker's readiness to the round's origin
@@ -46,7 +47,8 @@ class Job:
     Closed loop: `claims` is the inherited descriptor of the file of requests to take, `places` the slots.
     Open loop: `first` and `due` are the requests that arrive by themselves and when, counted from the start,
     and `places` the cap.
-    If nobody is left to read the journal, its trace goes beside the Parquet file `spill`; `parent` is this somebody.
+    If nobody is left to read the journal, its trace goes beside the Parquet file `spill`. `parent`: the mark
+    (`llmexp.liveness`) of who would.
     """
 
     round_index: int
@@ -100,8 +102,8 @@ def _transport(job: Job) -> Transport:
 
 
 async def _serve(job: Job, transport: Transport) -> None:
-    with job.journal.open("wb", buffering=0) as journal:
-        driver = Driver(transport, partial(append, journal), timeout_s=job.timeout_s)
+    with contextlib.closing(Journal(job.journal)) as journal:
+        driver = Driver(transport, journal.append, timeout_s=job.timeout_s)
         await transport.open(job.places or 1 if job.claims is not None else 1, driver.finished)
         _say(READY)
         message = os.read(0, START.size)
@@ -109,16 +111,17 @@ async def _serve(job: Job, transport: Transport) -> None:
             abandon(job.journal)
             raise SystemExit
         start = START.unpack(message)[0]
-        append(journal, heading(job, start))
+        journal.append(heading(job, start))
         loop = asyncio.get_running_loop()
         loop.add_reader(0, driver.stop)
-        append(journal, await work(job, driver, start, lambda ended, moved_s: _say(b"%d %f\n" % (ended, moved_s))))
+        journal.append(await work(job, driver, start, lambda ended, moved_s: _say(b"%d %f\n" % (ended, moved_s))))
         loop.remove_reader(0)
+        refusal = journal.settle()
     await transport.close()
     for descriptor in (0, 1):  # which the loop, and `main`, have set otherwise
         os.set_blocking(descriptor, True)
     with contextlib.suppress(BrokenPipeError):
-        os.write(1, OVER)
+        os.write(1, OVER + b" %d\n" % refusal)
     last = b""
     while said := os.read(0, 64):
         last = said
@@ -144,7 +147,7 @@ async def work(job: Job, driver: Driver, start: float, progress: Callable[[int, 
 
 def heading(job: Job, start: float) -> Heading:
     """How a job's journal begins."""
-    return Heading(job.spill, job.round_index, job.worker, start, job.parent)
+    return Heading(job.spill, job.round_index, job.worker, start, (mark(), job.parent))
 
 
 def _agenda(job: Job, start: float) -> Agenda:

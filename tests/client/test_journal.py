@@ -3,12 +3,14 @@
 import errno
 import os
 import re
+import resource
 import shutil
 import tempfile
-import time
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
@@ -44,14 +46,14 @@ CALLS = st.lists(
 def kept(path: Path, calls: list[Call], every: int) -> list[int]:
     """Journals calls in portions of `every`; returns the journal's size after each portion."""
     ledger, sizes = Ledger(), []
-    with path.open("wb", buffering=0) as file:
+    with closing(journal.Journal(path)) as made:
         for i, call in enumerate(calls):
             ledger.add(call)
             if (i + 1) % every == 0:
-                journal.append(file, ledger.drain())
-                sizes.append(file.tell())
-        journal.append(file, ledger.drain())
-        sizes.append(file.tell())
+                made.append(ledger.drain())
+                sizes.append(path.stat().st_size)
+        made.append(ledger.drain())
+        sizes.append(path.stat().st_size)
     assert ledger.taken == len(calls)
     return sizes
 
@@ -92,6 +94,38 @@ def test_a_journal_that_was_never_begun_is_empty(tmp_path: Path) -> None:
     assert np.array_equal(joined([]).chunks, np.empty(0))
 
 
+@settings(deadline=None, max_examples=50)
+@given(calls=CALLS, every=st.integers(1, 3), full=st.integers(300, 5000), free_again=st.booleans())
+def test_what_a_full_disk_refuses_is_kept_until_it_is_free_or_the_trace_is_made(
+    calls: list[Call], every: int, full: int, free_again: bool, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("journal")
+    path, spill_to, ledger = folder / "of-round" / "journal-0", folder / "requests-0.parquet", Ledger()
+    path.parent.mkdir()
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with closing(journal.Journal(path)) as made:
+        made.append(journal.Heading(spill_to, 0, 0, 0.0, ("", "")))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (full, before[1]))  # a write stops there, and then raises
+        try:
+            for i, call in enumerate(calls):
+                ledger.add(call)
+                if i % every == 0:
+                    made.append(ledger.drain())
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        if free_again or not made.errno:
+            made.append(ledger.drain())
+            assert made.settle() == 0
+            found = gather({0: journal.read(path)[0]}, round_index=0, origin=0.0)
+        else:
+            assert made.settle() == errno.EFBIG
+            assert not path.parent.exists()
+            rest = gather({0: ledger.drain()}, round_index=0, origin=0.0)
+            kept = folder / "requests-0.0.parquet"
+            found = pa.concat_tables([pq.read_table(kept).cast(rest.schema), rest]) if kept.exists() else rest
+    assert sorted(found["request"].to_pylist()) == sorted(call.index for call in calls)
+
+
 @pytest.fixture
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "tmp"
@@ -100,28 +134,29 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def left_by(parent: str, spill: Path | None, requests: int = 2) -> Path:
-    """A journal that all of its processes have left two minutes ago."""
+def left_by(processes: tuple[str, str], spill: Path | None, requests: int = 2) -> Path:
+    """The journal of such processes."""
     path = journal.make_folder() / "journal-0"
     ledger = Ledger()
     for index in range(requests):
         ledger.add(Call(index, 0.0, 0.0, sent=1.0, end=2.0))
-    with path.open("wb", buffering=0) as file:
-        journal.append(file, journal.Heading(spill, 0, 0, 0.5, parent))
-        journal.append(file, ledger.drain())
-    os.utime(path, (time.time() - 120,) * 2)
+    with closing(journal.Journal(path)) as made:
+        made.append(journal.Heading(spill, 0, 0, 0.5, processes))
+        made.append(ledger.drain())
     return path
 
 
 def test_where_all_processes_were_killed_the_journals_tell_where_they_belong(temporary: Path, tmp_path: Path) -> None:
-    dead = liveness.mark().rpartition(" ")[0] + " 0"
+    alive = liveness.mark()
+    dead = alive.rpartition(" ")[0] + " 0"
     spill = tmp_path / "requests-0.parquet"
-    path = left_by(dead, spill)
-    left_by(liveness.mark(), spill)
-    left_by(dead, None)
-    foreign = left_by(dead, spill)
+    path = left_by((dead, dead), spill)
+    left_by((alive, dead), spill)
+    left_by((dead, alive), spill)
+    left_by((dead, dead), None)
+    foreign = left_by((dead, dead), spill)
     foreign.parent.chmod(0o755)
-    assert [found for found, _ in journal.left_over()] == [path]
+    assert [found for found, _ in journal.left_over(temporary)] == [path]
     journal.preserve(path)
     assert not path.parent.exists()
     trace = pq.read_table(tmp_path / "requests-0.0.parquet")
@@ -131,7 +166,7 @@ def test_where_all_processes_were_killed_the_journals_tell_where_they_belong(tem
 def test_a_journal_stays_where_no_disk_takes_its_trace(
     temporary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = left_by("", tmp_path / "requests-0.parquet")
+    path = left_by(("", ""), tmp_path / "requests-0.parquet")
 
     def full(*arguments: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

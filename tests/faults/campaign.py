@@ -26,6 +26,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Literal
 
+import psutil
+
 from llmexp import tracking
 from llmexp.schema.config import TrackingConfig
 from tests.faults.case import KEEPER, REQUESTS, ROOT, RUNS, Case, Found, plain
@@ -89,14 +91,29 @@ def _jitter(case: Case, stage: str) -> None:
     time.sleep(random.random() * (LASTS_S.get(stage, 0.05) if case.vllm else 0.05))
 
 
-def _signal_llmexp(stage: str, *numbers: int) -> Callable[[Case], None]:
+def _signal_llmexp(stage: str, *numbers: int, pause_s: float = 0.1) -> Callable[[Case], None]:
     def inject(case: Case) -> None:
         pid = case.start()
         _jitter(case, stage)
         for number in numbers:
             with contextlib.suppress(ProcessLookupError):
                 case.kill(pid, number)
-            time.sleep(0.1)
+            time.sleep(pause_s)
+
+    return inject
+
+
+def _signal_all(stage: str, number: int, group: bool = False) -> Callable[[Case], None]:
+    """To llmexp and its process group, or to whatever it has started, as a scheduler ends a job."""
+
+    def inject(case: Case) -> None:
+        pid = case.start()
+        _jitter(case, stage)
+        others = [] if group else case.processes()
+        case.kill(-pid if group else pid, number)
+        for process in others:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(number)
 
     return inject
 
@@ -144,10 +161,13 @@ def _fill(folder: Path) -> None:
 
 
 def _full(stage: str | None, place: str) -> Callable[[Case], None]:
-    """A file system of 8 MiB under `runs` or `mlruns` that somebody fills, before the start or at a stage."""
+    """A file system of 8 MiB under `runs`, `mlruns` or `tmp` that somebody fills, before the start or at a stage."""
 
     def inject(case: Case) -> None:
         disk = case.folder / place
+        if place == "tmp":  # where a round's journal is to need more than what a page has left
+            case.arguments.append("workload.output_tokens=300")
+            case.environment["FAULT_BEHAVIOUR"] = json.dumps({"itl_s": 0.001})
         stored = disk / "mlflow.db"
         kept = stored.read_bytes() if stored.exists() else None
         _mount(disk, "8m")
@@ -292,7 +312,16 @@ FAULTS = [
     *(Fault("SIGTERM", stage, _signal_llmexp(stage, signal.SIGTERM), 3, "both") for stage in _ONCE),
     *(Fault("SIGINT", stage, _signal_llmexp(stage, signal.SIGINT), 3, "both") for stage in _ONCE),
     *(Fault("SIGINT twice", stage, _signal_llmexp(stage, signal.SIGINT, signal.SIGINT), 4) for stage in _ONCE),
-    Fault("SIGINT three times", "round", _signal_llmexp("round", *[signal.SIGINT] * 3), 3),
+    *(
+        Fault(f"{name} three times", stage, _signal_llmexp(stage, *[number] * 3), 6 if stage == "round" else 3, "both")
+        for name, number in (("SIGINT", signal.SIGINT), ("SIGTERM", signal.SIGTERM))
+        for stage in (_ONCE if name == "SIGINT" else ("round",))
+    ),
+    Fault("SIGINT three times at once", "round", _signal_llmexp("round", *[signal.SIGINT] * 3, pause_s=0.0), 6),
+    Fault("SIGINT, then SIGKILL of llmexp", "round", _signal_llmexp("round", signal.SIGINT, signal.SIGKILL), 4),
+    Fault("SIGKILL of llmexp's process group", "round", _signal_all("round", signal.SIGKILL, group=True), 4),
+    Fault("SIGTERM to every process", "round", _signal_all("round", signal.SIGTERM), 4),
+    Fault("SIGKILL of every process", "round", _signal_all("round", signal.SIGKILL), 4),
     *(
         Fault(f"SIGKILL of the {name}", stage, _signal_engine(stage, word, signal.SIGKILL), 4, "both")
         for name, word in (("engine's front end", FRONT), ("engine's core", CORE), ("engine's keeper", KEEPER))
@@ -316,6 +345,8 @@ FAULTS = [
     Fault("never ends any answer", "all", _behaving(fault="stall"), 3),
     Fault("disk of runs full", "before", _full(None, "runs"), 3),
     *(Fault("disk of runs full", stage, _full(stage, "runs"), 3) for stage in ("start", "round", "record", "logging")),
+    *(Fault("disk of temporary files full", stage, _full(stage, "tmp"), 3) for stage in ("start", "round", "record")),
+    Fault("disk of temporary files full", "before", _full(None, "tmp"), 2),
     *(Fault("disk of MLflow full", stage, _full(stage, "mlruns"), 2) for stage in ("start", "round", "second run")),
     Fault("disk of MLflow full", "before", _full(None, "mlruns"), 2),
     *(Fault("folder turns read-only", stage, _read_only(stage), 2) for stage in ("round", "logging", "second run")),
@@ -369,7 +400,7 @@ class Site:
             found.message.append(f"FAILED: {type(error).__name__}: {error}")
         finally:
             case.close()
-            for disk in ("runs", "mlruns"):
+            for disk in ("runs", "mlruns", "tmp"):
                 subprocess.run(["umount", "-l", str(case.folder / disk)], capture_output=True, check=False)
             for earlier in all_found[:-1]:
                 earlier.resumed = found.resumed

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from llmexp import tracking
+from llmexp.client import journal
 from llmexp.engines.target import Target
 from llmexp.errors import ResultError
 from llmexp.results import RunResult, load_run
@@ -52,6 +53,7 @@ class Found:
     lost: int = 0
     unreadable: int = 0
     orphans: int = 0
+    litter: list[str] = field(default_factory=list)  # among the temporary files
     running: list[str] = field(default_factory=list)  # runs that MLflow shows as running though nothing runs
     resumed: bool = False
     message: list[str] = field(default_factory=list)
@@ -64,6 +66,7 @@ class Found:
             f"{self.lost} requests lost": self.lost == 0,
             f"{self.unreadable} traces unreadable": self.unreadable == 0,
             f"{self.orphans} processes left": self.orphans == 0,
+            f"left among the temporary files: {self.litter}": not self.litter,
             f"MLflow shows as running: {self.running}": not self.running,
             "it does not resume": self.resumed,
             "a traceback": not self.traceback,
@@ -83,7 +86,8 @@ class Case:
         self.runs = folder / "runs" / "s"
         self.tracking = TrackingConfig(dir=str(folder / "mlruns"))
         self.arguments = list(STUDY)
-        self.environment = {"FAULT_NOTES": str(self.notes), "PYTHONPATH": str(ROOT)}
+        self._temporary = folder / "tmp"
+        self.environment = {"FAULT_NOTES": str(self.notes), "PYTHONPATH": str(ROOT), "TMPDIR": str(self._temporary)}
         self.hit_at = float("inf")
         self.vllm = vllm
         self._began = 0.0
@@ -93,7 +97,7 @@ class Case:
         self._mark = ""
         self._groups: set[int] = set()
         self._pid = 0
-        folder.mkdir(parents=True)
+        self._temporary.mkdir(parents=True)
         if store is not None:
             (folder / "mlruns").mkdir()
             shutil.copy(store, folder / "mlruns" / "mlflow.db")
@@ -143,7 +147,7 @@ class Case:
             self._owed = self._finished_by_vllm()
             time.sleep(GRACE_S)
         self.hit_at = min(self.hit_at, time.monotonic())
-        os.kill(pid, number)
+        os.kill(pid, number)  # of a negative PID: its process group
 
     def ended(self) -> int:
         """Waits for the end, and returns the exit code."""
@@ -262,6 +266,9 @@ class Case:
         found.orphans = len(left)
         for process in left:
             process.kill()
+        for path, _ in journal.left_over(self._temporary):  # as `llmexp doctor --mend` does
+            journal.preserve(path)
+        found.litter = [path.name for path in self._temporary.glob("llmexp-[!s]*")]  # not what was saved there
         found.unreadable = self.traced()[1]
         found.lost = self.lost()
         found.traceback = "Traceback (most recent call last)" in self.said()

@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -81,6 +82,7 @@ def _become(order: dict[str, Any]) -> None:
         for target, source in ((0, null), (1, out), (2, out)):
             os.dup2(source, target)
         os.environ.update(order["environment"])
+        tempfile.tempdir = None  # what it was found to be before
         sys.argv = ["llmexp", *order["argv"]]
         if "FAULT_CLOCK" in os.environ:
             from tests.faults.clock import sitecustomize  # noqa: F401 - the clock of this process jumps too

@@ -19,12 +19,13 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from llmexp import hardware, tracking
+from llmexp import hardware, tracking, words
 from llmexp.arguments import Arguments
+from llmexp.client import journal
 from llmexp.compose import compose
 from llmexp.engines import devices, vllm
 from llmexp.errors import ConfigError, LlmexpError
-from llmexp.results import STUDY
+from llmexp.results import CONFIG, STUDY
 from llmexp.schema.config import Config
 from llmexp.schema.engine import OwnVllm
 
@@ -48,7 +49,7 @@ class Finding:
 def doctor(arguments: Sequence[str]) -> int:
     """Prints the findings; returns the exit code, 1 if something keeps runs from being made."""
     parser = Arguments(prog="llmexp doctor", description=__doc__)
-    parser.add_argument("--mend", action="store_true", help="close the MLflow runs of processes that have ended")
+    parser.add_argument("--mend", action="store_true", help="bring home what processes that have ended left behind")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="the config to look at, as for a run")
     asked = parser.parse_args(arguments)
     config = compose(asked.overrides)
@@ -82,6 +83,7 @@ def findings(config: Config, mend: bool = False) -> Iterator[Finding]:
     if config.tracking.enabled:
         yield from _store(config, mend)
     yield from _left_over()
+    yield from _journals(Path(tempfile.gettempdir()), mend)
 
 
 def _gpus() -> Iterator[Finding]:
@@ -257,6 +259,27 @@ def _left_over() -> Iterator[Finding]:
         yield Finding("engine left over", "warn", f"process {pids}, {used:.1f} GiB", f"kill -KILL -- -{group}")
     if not orphaned:
         yield Finding("engines left over", "ok", f"none; {len(groups)} at work" if groups else "none")
+
+
+def _journals(temporary: Path, mend: bool) -> Iterator[Finding]:
+    """What clients had measured whose machine, or job, ended with all of its processes at once."""
+    what = "requests left over"
+    for path, heading in list(journal.left_over(temporary)):
+        assert heading.spill is not None
+        run = heading.spill.parent
+        told = f"{words.count(len(journal.read(path)[0].rows), 'request')} of {run}, in {path}"
+        begun = run / CONFIG
+        if begun.exists() and begun.stat().st_mtime > path.stat().st_mtime:  # again since, which voids what was before
+            if mend:
+                journal.abandon(path)
+        elif not mend:
+            yield Finding(what, "warn", told, "llmexp doctor --mend puts their trace into the run's folder")
+        else:
+            try:
+                journal.preserve(path)
+                yield Finding(what, "ok", f"{told}: their trace is in the run's folder")
+            except (OSError, LlmexpError) as error:
+                yield Finding(what, "fail", f"{told}: {error}")
 
 
 def _is_orphaned(group: int) -> bool:

@@ -4,9 +4,16 @@ import os
 import sqlite3
 import subprocess
 import sys
+import tempfile
+from contextlib import closing
 from pathlib import Path
 
+import pytest
+
 from llmexp import doctor, liveness, tracking
+from llmexp.client import journal
+from llmexp.client.call import Call
+from llmexp.client.ledger import Ledger
 from llmexp.compose import compose
 from llmexp.doctor import Finding
 from llmexp.schema.config import Config
@@ -47,6 +54,30 @@ def test_a_dead_process_is_told_from_a_living_one_and_from_one_elsewhere() -> No
     assert liveness.is_gone(f"elsewhere {boot} {namespace} {pid} {began}") is None
     assert liveness.is_gone(f"{host} {boot} pid:[1] {pid} {began}") is None
     assert liveness.is_gone("") is None
+
+
+def test_what_clients_had_measured_that_were_killed_with_their_parents_is_brought_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    dead, settings = mark_of_a_dead_process(), config(tmp_path)
+    for name in ("cut-off", "begun-again"):
+        run = tmp_path / "runs" / "s" / name
+        run.mkdir(parents=True)
+        path = journal.make_folder() / "journal-0"
+        ledger = Ledger()
+        ledger.add(Call(0, 0.0, 0.0, sent=1.0, end=2.0))
+        with closing(journal.Journal(path)) as kept:
+            kept.append(journal.Heading(run / "requests-0.parquet", 0, 0, 0.0, (dead, dead)))
+            kept.append(ledger.drain())
+        (run / "config.yaml").write_text("")
+        os.utime(run / "config.yaml", (path.stat().st_mtime + (1 if name == "begun-again" else -1),) * 2)
+    told = [finding for finding in doctor.findings(settings) if finding.what == "requests left over"]
+    assert [finding.state for finding in told] == ["warn"] and told[0].found.startswith("1 request of ")
+    told = [finding for finding in doctor.findings(settings, mend=True) if finding.what == "requests left over"]
+    assert [finding.state for finding in told] == ["ok"]
+    assert [path.parent.name for path in (tmp_path / "runs").rglob("*.parquet")] == ["cut-off"]
+    assert not list(tmp_path.glob("llmexp-client-*"))
 
 
 def test_runs_of_dead_processes_are_listed_and_closed_others_left_alone(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ import orjson
 
 from llmexp.client.call import Call
 from llmexp.client.driver import Driver
-from llmexp.client.journal import Journal, preserve, refused
+from llmexp.client.journal import Journal, abandon, preserve, refused
 from llmexp.client.requests import Bodies
 from llmexp.client.stall import require_movement
 from llmexp.client.worker import GOODBYE, START_DELAY_S, STOP, STOP_WITHIN_S, Job, heading, work
@@ -124,7 +124,11 @@ async def serve(engine: Any, talk: async_host.Talk) -> None:
         driver = Driver(transport, journal.append, timeout_s=job.timeout_s)
         await transport.open(1, driver.finished)
         talk.send(_READY)
-        start: float = await talk.receive()
+        try:
+            start: float = await talk.receive()
+        except (EOFError, ConnectionError):
+            abandon(job.journal)
+            raise
         journal.append(heading(job, start))
         dismissed = asyncio.get_running_loop().create_task(_dismissed(talk, driver))
         journal.append(await work(job, driver, start, lambda ended, moved_s: talk.send((ended, moved_s))))

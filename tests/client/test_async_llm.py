@@ -1,6 +1,7 @@
 """The client inside an engine's process, with a stand-in for AsyncLLM that does what it is told."""
 
 import asyncio
+import shutil
 import tempfile
 import threading
 import time
@@ -14,6 +15,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from llmexp.client import async_llm
 from llmexp.client.async_llm import AsyncLLMTransport
 from llmexp.client.replay import replay
 from llmexp.engines import async_host
@@ -195,6 +197,26 @@ def test_a_trace_that_nobody_gathers_is_left_by_the_engines_process(
         spill.name,
         hosted.host.path.name,
     ]
+
+
+def test_a_caller_that_dies_before_the_round_leaves_no_prompts_behind(
+    hosted: Hosted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dies(self: async_llm.Guest) -> None:
+        self._talk.receive()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(async_llm.Guest, "start", dies)
+    monkeypatch.setattr("llmexp.client.journal.tidy", lambda folder: None)  # the dead do not tidy up
+    monkeypatch.setattr("llmexp.client.async_llm.abandon", lambda path: shutil.rmtree(path.parent))
+    with pytest.raises(KeyboardInterrupt):
+        replay(hosted.host, workload(), ClosedLoop(concurrency=1), ClientConfig(), round_index=0)
+    for _ in range(1000):
+        if not list(tmp_path.glob("llmexp-client-*")):
+            return
+        time.sleep(0.01)
+    raise AssertionError("they are still there")
 
 
 def test_a_host_that_dies_in_a_round_is_told(hosted: Hosted) -> None:

@@ -19,6 +19,7 @@ LATENCY_NAMES = {"ttft_ms": "TTFT", "e2e_ms": "e2e latency"}
 HIT_RATE = "cache_hit_rate"
 WIDTH = 100
 _CELL, _HEADER = 34, 12  # widths of the terminal's table: of a cell's name before others must give room, of a heading
+_PART = r"[_ .=]*(?:[^_ .=\n]|\.(?=\d))+[_ .=]*"  # of a name, up to where a line may end
 _NO_INTERVAL = "no interval"
 
 Row = tuple[str, ...]
@@ -104,9 +105,11 @@ def cells_table(comparison: Comparison, width: int = WIDTH) -> Table:
     )
     header, rows, texts = _contents(comparison)
     header = tuple(_in_lines(name) for name in header)
-    for i, (name, wide) in enumerate(zip(header, _widths([header, *rows], width), strict=True)):
+    widths = _widths([header, *rows], width)
+    for i, (name, wide) in enumerate(zip(header, widths, strict=True)):
         table.add_column(name, justify="left" if i < texts else "right", overflow="fold", width=wide)
     for row in rows:
+        row = (" ".join(_in_lines(word, widths[0]) for word in row[0].split()), *row[1:])
         table.add_row(*(Text(cell) for cell in row), end_section=any("\n" in cell for cell in row))
     return table
 
@@ -222,14 +225,12 @@ def _rate(level: Level | None) -> str:
     return "-" if rate is None else f"{rate:.2f}"
 
 
-def _in_lines(name: str) -> str:
-    """A heading in lines that end behind blanks and underscores."""
+def _in_lines(name: str, wide: int = _HEADER) -> str:
+    """A heading or a name in lines that end behind blanks and signs, where it is longer than `wide`."""
     lines = [""]
-    for part in re.findall(r"[^_ .]+[_ .]*", name):
+    for part in re.findall(_PART, name):
         lines = (
-            [*lines, part]
-            if lines[-1] and len(lines[-1] + part.rstrip()) > _HEADER
-            else [*lines[:-1], lines[-1] + part]
+            [*lines, part] if lines[-1] and len(lines[-1] + part.rstrip()) > wide else [*lines[:-1], lines[-1] + part]
         )
     return "\n".join(line.rstrip() for line in lines)
 
@@ -237,13 +238,16 @@ def _in_lines(name: str) -> str:
 def _widths(rows: Sequence[Row], width: int) -> list[int]:
     """Widths of columns, two blanks between them and one on either side, in which no word is broken.
 
-    Where their longest lines have no room, the first column and the last two give way before the effects between.
+    Where their longest lines have no room, the first column and the last two give way before the effects between, and
+    at last the names in the first are broken behind their signs.
     """
     columns = list(zip(*rows, strict=True))
     kept = [max(len(line) for text in column for line in text.splitlines()) for column in columns]
     words = [max(len(word) for text in column for word in re.findall(r"\S+(?: →)?", text)) for column in columns]
+    part = max(len(found) for text in columns[0] for found in re.findall(_PART, text))
     last = len(words) - 1
-    for i, least in [(0, max(words[0], _CELL)), *((i, words[i]) for i in (last, last - 1, 0, *range(last - 2, 0, -1)))]:
+    give_way = [(0, max(words[0], _CELL)), *((i, words[i]) for i in (last, last - 1, 0, *range(last - 2, 0, -1)))]
+    for i, least in [*give_way, (0, part)]:
         over = sum(kept) + 2 * len(kept) + 1 - width
         kept[i] = max(kept[i] - max(over, 0), min(kept[i], least))
     return kept

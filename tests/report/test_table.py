@@ -1,6 +1,7 @@
 """The table at the end of every multirun."""
 
 import io
+import re
 from pathlib import Path
 
 import pytest
@@ -175,3 +176,17 @@ def test_numbers(value: float, text: str) -> None:
 
 def test_ratios() -> None:
     assert [ratio(value) for value in (2.104, 0.4849, 0.052, None)] == ["2.10", "0.48", "0.052", "-"]
+
+
+@pytest.mark.parametrize("width", [100, 80, 70])
+def test_a_narrow_terminal_breaks_names_behind_their_signs_and_no_word_or_number(width: int, tmp_path: Path) -> None:
+    cells = [{"kv.gpu_memory_utilization": value, "engine": "vllm_server"} for value in ("0.1063", "0.1325")]
+    make_study(tmp_path / "s", cells=cells, requests=50)
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(cells_table(load_study(tmp_path / "s").compare(), width))
+    text = console.export_text()
+    assert max(map(len, text.splitlines())) <= width
+    told = text.split()
+    assert told.count("improves") == 6 and {"0.1063", "0.1325", "throughput", "valid"} <= set(re.split(r"[\s=]", text))
+    assert ("gpu_memory_utilization=" in told) == (width == 80)
+    assert ("gpu_memory_" in told) == (width == 70)

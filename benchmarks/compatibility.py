@@ -118,8 +118,8 @@ def installed(one: Combination, environment: Path, log: Path) -> str | None:
             rest.write_text("\n".join(line for line in wanted if not TORCH.match(line)))
             ready = done(*pip, "install", torch) or done(*pip, "install", torch.partition("+")[0])
             ready = ready and done(*pip, "install", str(ROOT), "accelerate", "gguf", *pins, "--requirement", str(rest))
-    errors = [line for line in log.read_text().splitlines() if line.startswith("ERROR: ")]
-    return None if ready else f"not installed: {errors[0].removeprefix('ERROR: ') if errors else log}"
+    errors = re.findall(r"^ERROR: (?!ResolutionImpossible)(.*)", log.read_text(), re.MULTILINE)
+    return None if ready else f"not installed: {errors[-1] if errors else log}"  # an earlier one had its stand-in
 
 
 def required(python: str) -> list[str]:

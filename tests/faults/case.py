@@ -300,5 +300,6 @@ def message(said: str) -> list[str]:
 def plain(message: list[str]) -> str:
     """A message without what differs from one injection to the next."""
     text = " / ".join(message)
-    text = re.sub(r"/[\w./-]*/(mlruns|runs)\b", r"\1", text)
+    text = re.sub(r"/[\w./-]*/(mlruns|runs|tmp)\b", r"\1", text)
+    text = re.sub(r"(llmexp-saved-)\w+", r"\1…", text)
     return re.sub(r"(port|pid|\(') ?\d+", r"\1 N", text)

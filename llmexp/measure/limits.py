@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from llmexp.architecture import Architecture
 from llmexp.schema.config import Config
+from llmexp.schema.load import ClosedLoop
 
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "auto": 2}
 KV_BYTES = {"fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1, "bfloat16": 2}
@@ -113,6 +114,7 @@ def limit_measures(config: Config, model_config: Mapping[str, Any], trace: pa.Ta
     if any(column.null_count for column in columns):
         return {}
     width = BYTES[gpu.dtype or "auto"]
+    in_flight = config.load.concurrency if isinstance(config.load, ClosedLoop) else config.load.max_in_flight
     prompt_tokens, cached_tokens, output_tokens = (column.to_numpy().astype(np.int64) for column in columns)
     floor = limit(
         model,
@@ -120,7 +122,7 @@ def limit_measures(config: Config, model_config: Mapping[str, Any], trace: pa.Ta
         prompt_tokens=prompt_tokens,
         cached_tokens=cached_tokens,
         output_tokens=output_tokens,
-        max_num_seqs=config.max_num_seqs,
+        max_num_seqs=min(config.max_num_seqs, in_flight or config.max_num_seqs),
         weight_bytes=width,
         kv_bytes=KV_BYTES.get(config.kv.dtype, width),
     )

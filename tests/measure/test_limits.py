@@ -112,6 +112,17 @@ def test_a_run_states_its_floor_and_the_share_of_it_that_was_reached() -> None:
     assert found["limit_prefill_s"] == pytest.approx(7.17 / 128, rel=0.01)
 
 
+def test_weights_are_read_once_for_as_many_as_are_sent_at_once() -> None:
+    def decode_s(*load: str) -> float:
+        config = compose(["gpu=h200", "cache=off", "max_num_seqs=64", *load])
+        two = pa.concat_tables([_trace(None)] * 2)
+        return limit_measures(config, QWEN_7B, two)["limit_decode_s"]
+
+    assert decode_s("load.concurrency=1") > 1.9 * decode_s("load.concurrency=64")
+    assert decode_s("load=poisson", "load.max_in_flight=1") == decode_s("load.concurrency=1")
+    assert decode_s("load=poisson") == decode_s("load.concurrency=64") == decode_s("load.concurrency=4096")
+
+
 @pytest.mark.parametrize("overrides", [["gpu=cpu", "cache=off"], ["gpu=h200", "cache=on"]])
 def test_without_datasheet_or_usage_there_is_no_floor(overrides: list[str]) -> None:
     assert limit_measures(compose(overrides), QWEN_7B, _trace(None)) == {}

@@ -134,7 +134,7 @@ class StudyRecord(_Record):
 class SearchRecord(_Record):
     """What a study that searched over `key` has found, in words and in values; None where the kind has no such value.
 
-    `smallest` and `largest_failed` are a floor's; `knee`, `best`, `slo_limit` and `falls` a saturation's
+    `smallest` and `largest_failed` are a floor's; `knee`, `best`, `slo_limit`, `falls` and `dips` a saturation's
     (`llmexp.search`).
     """
 
@@ -147,6 +147,7 @@ class SearchRecord(_Record):
     best: float | None = None
     slo_limit: float | None = None
     falls: bool | None = None
+    dips: tuple[float, ...] = ()
 
 
 def save_run(result: RunResult) -> None:

@@ -1,7 +1,7 @@
 """Searches over one key of the config: bisection instead of a grid. They ask a probe and know nothing of engines."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -53,12 +53,14 @@ class Point:
 class Saturation:
     """Where throughput stops rising. `knee` is the smallest value tried that is as good as the `best` one, by the
     gain that counts; `slo_limit` the largest value that met the SLO, below the smallest that did not (None: none
-    met it); `falls` says that the largest value tried is worse again than the best."""
+    met it); `falls` says that the largest value tried is worse again than the best. `dips` are values worse by the
+    gain than a smaller one, while a larger one is as good again."""
 
     knee: Value
     best: Value
     slo_limit: Value | None
     falls: bool
+    dips: tuple[Value, ...]
     points: tuple[Point, ...]
 
 
@@ -67,9 +69,8 @@ def saturation(
 ) -> Saturation:
     """Where throughput stops rising by more than `gain` (a share), or the SLO breaks, between `low` and `high`.
 
-    Values are doubled from `low` until the SLO breaks or two doublings in turn bring no gain, which also shows
-    whether throughput falls beyond its peak. Then the knee, and the value up to which the SLO is met, are bisected
-    until neighbours differ by a share of at most `resolution`.
+    Values are doubled from `low` to `high`, or until the SLO breaks: throughput may dip and rise again. Then the knee,
+    and the value up to which the SLO is met, are bisected until neighbours differ by a share of at most `resolution`.
     """
     tried: dict[Value, Point] = {}
 
@@ -78,12 +79,9 @@ def saturation(
             tried[value] = probe(value)
         return tried[value]
 
-    value, idle = low, 0
-    best = at(low)
-    while value < high and at(value).met_slo and idle < 2:
+    value = low
+    while at(value).met_slo and value < high:
         value = min(2 * value, high)
-        idle = 0 if at(value).mean > best.mean * (1 + gain) else idle + 1
-        best = max(best, at(value), key=lambda point: point.mean)
 
     def good() -> float:
         return max(point.mean for point in tried.values()) / (1 + gain)
@@ -99,8 +97,20 @@ def saturation(
         best=best.value,
         slo_limit=max(met, default=None),
         falls=points[-1].mean < good(),
+        dips=_dips(points, gain),
         points=points,
     )
+
+
+def _dips(points: Sequence[Point], gain: float) -> tuple[Value, ...]:
+    """Points lie in the order of their values."""
+    found = []
+    for i, point in enumerate(points):
+        before = max((other.mean for other in points[:i]), default=0.0)
+        after = max((other.mean for other in points[i + 1 :]), default=0.0)
+        if point.mean * (1 + gain) < before <= after:
+            found.append(point.value)
+    return tuple(found)
 
 
 def _bisect(
@@ -140,6 +150,8 @@ def sentence(found: Floor | Saturation, key: str) -> str:
         said = f"throughput stops rising at {key}={found.knee} (best: {found.best})"
     else:
         said = f"throughput still rises at {key}={found.knee}"
+    if found.dips:
+        said += f", with a dip at {', '.join(map(str, found.dips))}"
     if found.falls:
         said += " and falls again beyond"
     if broken:

@@ -54,12 +54,23 @@ def test_the_knee_is_where_a_plateau_begins(true_knee: int, fall: float) -> None
 
 
 def test_a_fall_beyond_the_peak_is_seen_and_said() -> None:
-    rates = {32: 10.0, 64: 20.0, 128: 30.0, 256: 12.0, 512: 11.0}
+    rates = {32: 10.0, 64: 20.0, 128: 30.0, 256: 12.0, 512: 11.0, 1024: 10.0}
     found = search.saturation(
         lambda value: Point(value, (rates.get(int(value), 25.0),), True), 32, 1024, gain=0.05, resolution=0.5
     )
     assert (found.best, found.falls) == (128, True)
+    assert found.dips == ()
     assert "falls again" in search.sentence(found, "max_num_seqs")
+
+
+def test_a_dip_is_passed_and_said() -> None:
+    # As a served engine did: its front end held it up between 128 and 512 requests at once.
+    rates = {32: 104.0, 64: 138.0, 128: 167.0, 256: 150.0, 512: 174.0, 1024: 189.0}
+    found = search.saturation(
+        lambda value: Point(value, (rates.get(int(value), 180.0),), True), 32, 1024, gain=0.05, resolution=0.5
+    )
+    assert (found.best, found.falls, found.dips) == (1024, False, (256,))
+    assert "with a dip at 256" in search.sentence(found, "max_num_seqs")
 
 
 @pytest.mark.parametrize(("breaks_at", "limit"), [(200, range(180, 200)), (10, None)])

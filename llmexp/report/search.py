@@ -67,6 +67,7 @@ def _points(search: SearchRecord, tried: Tried, comparison: Comparison) -> Itera
             "peak KV use": lambda place: place.mean("kv_usage_peak", share),
             "preemptions": lambda place: place.mean("preemptions"),
             "hit rate": lambda place: place.mean("cache_hit_rate", ratio),
+            "tokens a chunk": lambda place: place.mean("tokens_per_chunk"),
             "GPU busy": lambda place: place.mean("gpu_utilization_mean", share),
             "reached": lambda place: place.mean("limit_share", share),
         },
@@ -88,14 +89,28 @@ def _table(search: SearchRecord, tried: Tried, columns: Mapping[str, Callable[[P
 
 
 def _why(search: SearchRecord, tried: Tried) -> list[str]:
-    """What changed in the engine from the knee to the largest value tried; nothing where throughput still rose."""
-    at_knee = next((place for value, place in tried if value == search.knee), None)
-    if at_knee is None or tried[-1][0] == search.knee:
-        return []
-    last, beyond = tried[-1]
-    lines = [line for line in (*_growth(at_knee, beyond), *_limits(search, at_knee, beyond, last)) if line]
-    what = f"Why it stops there, by what changed from {search.key}={search.knee:g} to {last:g}:"
-    return [what, "\n".join(f"- {line}" for line in lines)] if lines else []
+    """What changed in the engine from the knee to the largest value tried, where throughput rises no more, and from
+    the best value before it to each dip."""
+    at = dict(tried)
+    last = tried[-1][0]
+    compared = [(f"Why it dips at {dip:g}", _best_below(dip, tried), dip) for dip in search.dips]
+    if search.knee in at and last != search.knee:
+        compared.append(("Why it stops there", float(search.knee), last))
+    found = []
+    for what, first, second in compared:
+        lines = [*_growth(at[first], at[second]), *_limits(search, at[first], at[second], second)]
+        if lines:
+            found += [
+                f"{what}, by what changed from {search.key}={first:g} to {second:g}:",
+                "\n".join(f"- {line}" for line in lines),
+            ]
+    return found
+
+
+def _best_below(dip: float, tried: Tried) -> float:
+    """The value below a dip at which throughput was best."""
+    below = [(place.level.mean("throughput_req_per_s") or 0.0, value) for value, place in tried if value < dip]
+    return max(below)[1]
 
 
 def _growth(before: Place, after: Place) -> Iterator[str]:
@@ -120,9 +135,9 @@ def _growth(before: Place, after: Place) -> Iterator[str]:
     if tokens < 1.05:
         yield f"{steps}: steps do not grow any more."
     elif longer > 0.9 * tokens:
-        yield f"{steps}: each token costs what it did, so larger batches gain nothing."
+        yield f"{steps}: a token takes as long as it did, so larger batches gain nothing."
     else:
-        yield f"{steps}: a token costs {ratio(longer / tokens)} times what it did."
+        yield f"{steps}: a token takes {ratio(longer / tokens)} times as long."
 
 
 def _limits(search: SearchRecord, before: Place, after: Place, last: float) -> Iterator[str]:
@@ -145,9 +160,26 @@ def _limits(search: SearchRecord, before: Place, after: Place, last: float) -> I
     if None not in shares:
         reached = " and ".join(share(value) for value in shares)
         yield f"A round reaches {reached} of what the device's datasheet allows."
-    busy = [place.level.mean("gpu_utilization_mean") for place in (before, after)]
-    if None not in busy:
-        yield f"A kernel runs on the GPU {' and '.join(share(value) for value in busy)} of the time."
+    chunks = _ratio(after, before, "tokens_per_chunk")
+    if chunks is not None and abs(chunks - 1) > 0.1:
+        per_chunk = " and ".join(place.mean("tokens_per_chunk") for place in (before, after))
+        yield f"Tokens came {per_chunk} a chunk: the server sent {ratio(chunks)} times as many chunks a request."
+    yield _busy(before, after)
+
+
+def _busy(before: Place, after: Place) -> str:
+    """For how long the GPU worked; "" where it was not asked."""
+    shares, steps_ms = [], []
+    for place in (before, after):
+        busy, step_ms = place.level.mean("gpu_utilization_mean"), _step_ms(place)
+        if busy is None or step_ms is None:
+            return ""
+        shares.append(share(busy))
+        steps_ms.append(number(busy * step_ms))
+    return (
+        f"A kernel runs on the GPU {' and '.join(shares)} of the time, {' and '.join(steps_ms)} ms a step; in the rest "
+        "it waits for the CPU."
+    )
 
 
 def _ratio(before: Place, after: Place, measure: str) -> float | None:

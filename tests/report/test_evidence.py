@@ -148,7 +148,7 @@ def saturated(folder: Path, **beyond: float) -> str:
     )
     at_knee = {"tokens_per_step": 1000.0, "duration_s": 10.0, "engine_steps": 100.0, "mean_in_flight": 127.0}
     at_knee |= {"requests_running_mean": 120.0, "kv_usage_peak": 0.3, "preemptions": 0.0, "queue_ms_mean": 5.0}
-    at_knee |= {"limit_share": 0.6, "prompt_pressure": 0.4}
+    at_knee |= {"limit_share": 0.6, "prompt_pressure": 0.4, "tokens_per_chunk": 1.8}
     study = edit(folder, lambda run: measured(run, **at_knee | (beyond if run.arm == "256" else {})))
     return "\n".join(search_section(study, study.compare()))
 
@@ -163,11 +163,32 @@ def test_a_search_shows_its_points_with_intervals_and_why_it_ends(tmp_path: Path
     low, high = t_interval(np.array(level.measures["throughput_req_per_s"]), 0.9)
     mean = number(level.mean("throughput_req_per_s"))
     assert f"| 128 (knee) | {mean} ({number(float(low))} to {number(float(high))}) |" in text
-    assert "| 128 (knee) | 127 | 120 | 1,000 | 100 | 5.00 | 0.40 | 30% | 0.00 | 0.80 | 60% |" in text
+    assert "| 128 (knee) | 127 | 120 | 1,000 | 100 | 5.00 | 0.40 | 30% | 0.00 | 0.80 | 1.80 | 60% |" in text
     assert "Why it stops there, by what changed from max_num_seqs=128 to 256:" in text
-    assert "2.00 times as many tokens (1,000 to 2,000) in 1.92 times the time (100 to 192 ms): each token costs" in text
+    assert (
+        "2.00 times as many tokens (1,000 to 2,000) in 1.92 times the time (100 to 192 ms): a token takes as long"
+        in text
+    )
     assert "The KV cache is not the limit: 30% of its blocks in use at most, no preemption a round." in text
-    assert "reaches 60% and 60%" in text and "in flight the engine ran" not in text and "The load kept" not in text
+    assert (
+        "a chunk:" not in text
+        and "reaches 60% and 60%" in text
+        and "in flight the engine ran" not in text
+        and "The load kept" not in text
+    )
+
+
+def test_a_search_shows_why_throughput_dips(tmp_path: Path) -> None:
+    speedups = {"64": 1.0, "128": 1.6, "256": 1.4, "512": 1.8}
+    make_study(tmp_path, compare="max_num_seqs", speedups=speedups, trials=3, requests=24)
+    record = SearchRecord(kind="saturation", key="max_num_seqs", found="it rises", knee=512, best=512, dips=(256,))
+    save_search(record, tmp_path)
+    chunks = {"64": 1.1, "128": 1.8, "256": 1.0, "512": 1.0}
+    study = edit(tmp_path, lambda run: measured(run, tokens_per_chunk=chunks[run.arm]))
+    text = "\n".join(search_section(study, study.compare()))
+    assert "Why it dips at 256, by what changed from max_num_seqs=128 to 256:" in text
+    assert "Tokens came 1.80 and 1.00 a chunk: the server sent 1.80 times as many chunks a request." in text
+    assert "Why it stops there" not in text
 
 
 def test_a_search_says_which_limit_the_engine_has_met(tmp_path: Path) -> None:

@@ -47,12 +47,11 @@ class Preparation:
 def prepare(config: Config, here: bool = True) -> Preparation:
     """Checks a config against engine, disk and model, and builds what is sent.
 
-    `here`: the run is to be made on this machine, so that its devices are checked too; what is only planned may be
-    for a machine with others.
+    `here`: the run is to be made on this machine, so that its devices are checked too; one that is only planned, or
+    was made already, may be for a machine with others.
     Raises ConfigError or WorkloadError.
     """
     started = time.monotonic()
-    here = here and not (config.study.plan_only and lacking(config))
     kind_of(config).check(config, here)
     require_writable(Path(config.runs_dir))
     study = config.study.name or timestamp()

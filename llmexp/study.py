@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from llmexp import interrupt, launchers, plan, results, search, tracking
 from llmexp.compose import open_keys, resolve
+from llmexp.engines.kinds import kind_of
 from llmexp.engines.lease import EngineLease, launch_key
 from llmexp.errors import ConfigError, LlmexpError, ResultError, TrackingError
 from llmexp.plan import Design
@@ -100,6 +101,9 @@ def sweep(arguments: Sequence[str], base: DictConfig, context: HydraContext, tas
     if shared.study.plan_only:
         _print_plan(jobs, to_do, Path(shared.runs_dir), launcher)
         return None
+    if here:  # a study that is complete needs no devices for its report
+        for job in to_do:
+            kind_of(job.preparation.config).check(job.preparation.config, True)
     tracking.require_ready(shared.tracking)
     results.save_study(record, folder)
     (folder / results.SEARCH).unlink(missing_ok=True)  # an earlier search's; this one's comes at its end
@@ -302,7 +306,8 @@ def _jobs(
     def prepared(arm: str, cell: Any, trial: int) -> Preparation:
         key = plan.name(design, arm, cell, trial)
         if key not in ready:
-            fresh = prepare(composed([*overrides(arm, cell, trial), f"run.name={key}"]), here)
+            config = composed([*overrides(arm, cell, trial), f"run.name={key}"])
+            fresh = prepare(config, here and not lacking(config))
             kept = key if (fresh.folder / results.SUMMARY).exists() else held.get(fresh.asked, key)
             ready[key] = replace(fresh, name=kept, folder=fresh.folder.parent / kept)
         return ready[key]

@@ -60,6 +60,7 @@ _RESERVED = {
     "kv_cache_dtype": "set kv.dtype",
     "enable_prefix_caching": "set cache",
     "enable_prompt_tokens_details": "it is on, so that hits can be counted",
+    "api_server_count": "the module that llmexp starts runs one server and ignores it",
     **dict.fromkeys(("host", "port", "uds", "api_key", "root_path", "headless", "ssl_keyfile"), _OURS),
 }
 

@@ -187,6 +187,12 @@ def test_what_llmexp_says_to_the_engine_is_not_said_twice(name: str) -> None:
         vllm.check(config)
 
 
+def test_more_front_ends_than_would_start_are_refused() -> None:
+    config = compose(["model=tiny_random", "gpu=cpu", "engine.args.api_server_count=4"])
+    with pytest.raises(ConfigError, match="engine.args.api_server_count: .* runs one server and ignores it"):
+        vllm.check(config)
+
+
 def test_a_value_is_no_further_argument() -> None:
     assert vllm.flags({"a_b": "--host=0.0.0.0", "c": "x"}) == ["--a-b=--host=0.0.0.0", "--c", "x"]
 

@@ -189,7 +189,7 @@ def test_what_llmexp_says_to_the_engine_is_not_said_twice(name: str) -> None:
 
 def test_more_front_ends_than_would_start_are_refused() -> None:
     config = compose(["model=tiny_random", "gpu=cpu", "engine.args.api_server_count=4"])
-    with pytest.raises(ConfigError, match="engine.args.api_server_count: .* runs one server and ignores it"):
+    with pytest.raises(ConfigError, match=r"engine\.args\.api_server_count: .* runs one server and ignores it"):
         vllm.check(config)
 
 

@@ -177,7 +177,7 @@ def planned_power(bounds: Bounds, rng: np.random.Generator) -> Table:
             inside = bounds.check(f"power, {trials} trials", found, planned - 0.05, planned + 0.05)
             table.add_row(str(trials), f"{np.exp(size):.3f}", f"{planned:.1%}", f"{found:.1%}", inside)
     for ratio in (1.05, 1.10):
-        needed = power.trials_needed(np.log(ratio), deviation, CONFIDENCE) or 0
+        needed = int(power.trials_needed(np.log(ratio), deviation, CONFIDENCE))
         planned = power.power(np.log(ratio), deviation, needed, CONFIDENCE)
         found = float((intervals.p_different(paired(needed, np.log(ratio), rng)) <= LEVEL).mean())
         inside = bounds.check(f"trials needed for {ratio}", found, planned - 0.05, planned + 0.05)

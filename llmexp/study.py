@@ -252,7 +252,7 @@ def _conclude(shared: Config, folder: Path) -> "Study":
     study = load_study(folder)
     comparison = study.compare()
     console.print(cells_table(comparison, console.width))
-    report = write_report(study, folder)
+    report = write_report(study, folder, comparison)
     console.print(f"Report: {report.markdown}", highlight=False, soft_wrap=True)
     return study
 

@@ -1,9 +1,9 @@
 """Pairs to effects with intervals, and effects to verdicts under one false discovery rate."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Verdict = Literal["improves", "regresses", "equivalent", "inconclusive", "deterministic"]
+
+_AT_ONCE = 256  # rows that are computed together: 2,000 replicates of each are in memory
 
 RATIO_MEASURES = ("throughput_", "ttft_", "tpot_", "itl_", "e2e_", "duration_", "kv_capacity_")
 
@@ -251,80 +253,106 @@ def equivalence_margin(scale: Scale, margin: float, baseline_mean: float) -> flo
 
 def compare_pairs(pairings: Sequence[Pairing], *, confidence: float, margin: float) -> tuple[tuple[Effect, ...], int]:
     """Effects of every pairing and measure with their verdicts, and how many comparisons were tested."""
-    rows = [row for pairing in pairings for row in _effects(pairing, confidence=confidence, margin=margin)]
-    return _judge(rows, level=1 - confidence)
+    compared = [one for pairing in pairings for one in _compared(pairing)]
+    alike: dict[object, list[int]] = {}
+    for i, one in enumerate(compared):
+        alike.setdefault(one.shape, []).append(i)
+    rows: dict[int, Effect] = {}
+    for same in alike.values():
+        for start in range(0, len(same), _AT_ONCE):
+            some = same[start : start + _AT_ONCE]
+            rows.update(zip(some, _rows([compared[i] for i in some], confidence, margin), strict=True))
+    return _judge([rows[i] for i in range(len(compared))], level=1 - confidence)
 
 
-def _effects(pairing: Pairing, *, confidence: float, margin: float) -> list[Effect]:
-    """One row for every measure that any pair has in both arms, in the catalog's order, then others."""
+@dataclass(frozen=True)
+class _Compared:
+    """A measure of a pairing: its values in the rounds of both arms, a pair of tuples for each trial."""
+
+    pairing: Pairing
+    measure: str
+    both: Sequence[tuple[tuple[float, ...], tuple[float, ...]]]
+
+    @property
+    def shape(self) -> object:
+        """Scale, trials and rounds: what is alike in these is computed together."""
+        return scale_of(self.measure), tuple((len(base), len(other)) for base, other in self.both)
+
+
+def _compared(pairing: Pairing) -> Iterator[_Compared]:
+    """Every measure that any pair has in both arms, in the catalog's order, then others."""
     values = [(measure_values(pair.baseline), measure_values(pair.treatment)) for pair in pairing.pairs]
     found = {name for base, other in values for name in base.keys() & other.keys()}
-    rows = []
     for name in [name for name in MEASURES if name in found] + sorted(found - MEASURES.keys()):
         both = [(base[name], other[name]) for base, other in values if name in base and name in other]
         if scale_of(name) == "ratio":
             both = [(base, other) for base, other in both if min(*base, *other) > 0]
         if both:
-            baseline = [np.array(base) for base, _ in both]
-            treatment = [np.array(other) for _, other in both]
-            rows.append(_effect(pairing, name, baseline, treatment, confidence=confidence, margin=margin))
-    return rows
+            yield _Compared(pairing, name, both)
 
 
-def _effect(
-    pairing: Pairing,
-    measure: str,
+def _rows(alike: Sequence[_Compared], confidence: float, margin: float) -> Iterator[Effect]:
+    """The rows of what is of one shape."""
+    scale, n = scale_of(alike[0].measure), len(alike[0].both)
+    arms = [[np.array([one.both[trial][arm] for one in alike]) for trial in range(n)] for arm in (0, 1)]
+    base_means, other_means = (np.stack([values.mean(-1) for values in arm], axis=-1) for arm in arms)
+    effects = intervals.effect(base_means, other_means, scale)
+    evidence = _evidence(arms[0], arms[1], base_means, effects, scale, confidence, margin)
+    for i, one in enumerate(alike):
+        known = MEASURES.get(one.measure)
+        row = Effect(
+            cell=one.pairing.cell,
+            arm=one.pairing.arm,
+            measure=one.measure,
+            scale=scale,
+            estimate=_shown(effects[i].mean(), scale),
+            low=None,
+            high=None,
+            bootstrap_low=None,
+            bootstrap_high=None,
+            per_trial=tuple(_shown(value, scale) for value in effects[i]),
+            trials=n,
+            planned_trials=one.pairing.planned,
+            simulated=one.pairing.simulated,
+            baseline_mean=float(base_means[i].mean()),
+            treatment_mean=float(other_means[i].mean()),
+            verdict="inconclusive" if known and known.better else None,
+        )
+        if row.deterministic:
+            yield replace(row, verdict="deterministic" if row.verdict else None)
+        else:
+            yield replace(row, **{name: values[i] for name, values in evidence.items()})
+
+
+def _evidence(
     baseline: Sequence[Array],
     treatment: Sequence[Array],
-    *,
+    base_means: Array,
+    effects: Array,
+    scale: Scale,
     confidence: float,
     margin: float,
-) -> Effect:
-    """The row of one measure from its values in each trial, arrays of shape `(rounds,)`."""
-    scale, n = scale_of(measure), len(baseline)
-    base_means, other_means = (np.array([values.mean() for values in arm]) for arm in (baseline, treatment))
-    effects = intervals.effect(base_means, other_means, scale)
-    known = MEASURES.get(measure)
-    row = Effect(
-        cell=pairing.cell,
-        arm=pairing.arm,
-        measure=measure,
-        scale=scale,
-        estimate=_shown(effects.mean(), scale),
-        low=None,
-        high=None,
-        bootstrap_low=None,
-        bootstrap_high=None,
-        per_trial=tuple(_shown(value, scale) for value in effects),
-        trials=n,
-        planned_trials=pairing.planned,
-        simulated=pairing.simulated,
-        baseline_mean=float(base_means.mean()),
-        treatment_mean=float(other_means.mean()),
-        verdict="inconclusive" if known and known.better else None,
-    )
-    if row.deterministic:
-        return replace(row, verdict="deterministic" if row.verdict else None)
+) -> dict[str, list[Any]]:
+    """Intervals, p values and sizes of several rows, as far as their trials suffice for them.
+
+    The arms have an array of shape `(rows, rounds)` a trial; `base_means` and `effects` are `(rows, trials)`.
+    """
+    n = effects.shape[-1]
+    shown: dict[str, Array] = {}
+    plain: dict[str, list[Any]] = {}
     if n >= 2:
-        low, high = intervals.hierarchical_bootstrap(baseline, treatment, scale, confidence)
-        row = replace(row, bootstrap_low=_shown(low, scale), bootstrap_high=_shown(high, scale))
-    if n < MIN_TRIALS:
-        return row
-    low, high = intervals.t_interval(effects, confidence)
-    bound = equivalence_margin(scale, margin, row.baseline_mean)
-    deviation = float(effects.std(ddof=1))
-    return replace(
-        row,
-        low=_shown(low, scale),
-        high=_shown(high, scale),
-        p=float(intervals.p_different(effects)),
-        p_equivalent=min(1.0, 2 * float(intervals.p_within(effects, bound))),
-        noise_floor=_shown(
-            power.noise_floor(np.log(base_means) if scale == "ratio" else base_means, confidence), scale
-        ),
-        detectable=_shown(power.detectable(deviation, n, confidence), scale),
-        trials_for_margin=power.trials_needed(bound, deviation, confidence),
-    )
+        bootstrap = intervals.hierarchical_bootstrap(baseline, treatment, scale, confidence)
+        shown["bootstrap_low"], shown["bootstrap_high"] = bootstrap
+    if n >= MIN_TRIALS:
+        bounds = np.array([equivalence_margin(scale, margin, float(mean)) for mean in base_means.mean(-1)])
+        deviations = effects.std(axis=-1, ddof=1)
+        shown["low"], shown["high"] = intervals.t_interval(effects, confidence)
+        shown["noise_floor"] = power.noise_floor(np.log(base_means) if scale == "ratio" else base_means, confidence)
+        shown["detectable"] = power.detectable(deviations, n, confidence)
+        plain["p"] = intervals.p_different(effects).tolist()
+        plain["p_equivalent"] = np.minimum(1.0, 2 * intervals.p_within(effects, bounds)).tolist()
+        plain["trials_for_margin"] = [int(m) or None for m in power.trials_needed(bounds, deviations, confidence)]
+    return plain | {name: [_shown(value, scale) for value in values] for name, values in shown.items()}
 
 
 def decide(

@@ -1,10 +1,11 @@
 """What an arm did to single requests: the same request in both arms, and both latency distributions."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from llmexp.analyze.intervals import Array, block_interval, block_length, circular_blocks
 from llmexp.analyze.pairs import Cell, Pairing
@@ -13,6 +14,7 @@ from llmexp.results import TRACE, RunResult
 LATENCIES = {"ttft_ms": "first_token_s", "e2e_ms": "last_token_s"}
 QUANTILES = (50, 95)
 MIN_REQUESTS = 20
+_AT_ONCE = 1 << 22  # values that are resampled together
 
 
 @dataclass(frozen=True)
@@ -42,15 +44,22 @@ class RequestEffect:
 def latencies(run: RunResult, measure: str) -> Array:
     """Latencies of shape `(rounds, requests)` in ms over valid rounds; NaN for a request that did not
     complete."""
+    return _latencies(run, (measure,))[measure]
+
+
+def _latencies(run: RunResult, measures: Iterable[str]) -> dict[str, Array]:
     trace = run.trace()
     valid = [one.index for one in run.rounds if one.valid]
     trace = trace.filter(pc.is_in(trace["round"], pc.cast(valid, "int32")))
     rounds = np.searchsorted(valid, trace["round"].to_numpy())
     requests = trace["request"].to_numpy()
-    table = np.full((len(valid), int(requests.max()) + 1 if len(requests) else 0), np.nan)
-    milliseconds = 1000 * (trace[LATENCIES[measure]].to_numpy() - trace["intended_s"].to_numpy())
-    table[rounds, requests] = np.where(trace["error"].is_null().to_numpy(), milliseconds, np.nan)
-    return table
+    completed, due_s = trace["error"].is_null().to_numpy(), trace["intended_s"].to_numpy()
+    tables = {}
+    for measure in measures:
+        tables[measure] = np.full((len(valid), int(requests.max()) + 1 if len(requests) else 0), np.nan)
+        milliseconds = 1000 * (trace[LATENCIES[measure]].to_numpy() - due_s)
+        tables[measure][rounds, requests] = np.where(completed, milliseconds, np.nan)
+    return tables
 
 
 def request_effects(
@@ -65,8 +74,9 @@ def request_effects(
             for pair in pairing.pairs
             if all((run.folder / TRACE).exists() for run in (pair.baseline, pair.treatment))
         ]
+        tables = [[_latencies(run, LATENCIES) for run in (pair.baseline, pair.treatment)] for pair in pairs]
         for measure in LATENCIES:
-            both = [_common(latencies(pair.baseline, measure), latencies(pair.treatment, measure)) for pair in pairs]
+            both = [_common(base[measure], other[measure]) for base, other in tables]
             both = [(base, other) for base, other in both if base.shape[1] >= MIN_REQUESTS]
             if both:
                 effects += _effects(pairing, measure, both, confidence, replicates, rng)
@@ -94,9 +104,12 @@ def _effects(
     for (base, other), ratios in zip(both, paired, strict=True):
         block = max(block_length(series) for series in (ratios, np.log(base).mean(0), np.log(other).mean(0)))
         blocks.append(block)
-        estimates += _statistics(base, other, ratios)
-        for i, indices in enumerate(circular_blocks(len(ratios), block, replicates, rng)):
-            samples[i] += _statistics(base[:, indices], other[:, indices], ratios[indices])
+        estimates += _statistics(base, other, ratios, np.arange(len(ratios))[np.newaxis])[0]
+        drawn = circular_blocks(len(ratios), block, replicates, rng)
+        at_once = max(1, _AT_ONCE // base.size)
+        for start in range(0, replicates, at_once):
+            some = slice(start, start + at_once)
+            samples[some] += _statistics(base, other, ratios, drawn[some])
     estimates, samples = estimates / len(both), samples / len(both)
     shortest = min(len(ratios) for ratios in paired)
     low, high = block_interval(estimates, samples, shortest, max(blocks), confidence)
@@ -118,6 +131,8 @@ def _effects(
     ]
 
 
-def _statistics(base: Array, other: Array, ratios: Array) -> Array:
-    quantiles = np.log(np.percentile(other, QUANTILES)) - np.log(np.percentile(base, QUANTILES))
-    return np.array([ratios.mean(), *quantiles])
+def _statistics(base: Array, other: Array, ratios: Array, drawn: NDArray[np.int64]) -> Array:
+    """The log of each statistic, of shape `(replicates, 3)`, over the requests `drawn`, `(replicates, requests)`."""
+    both = (arm[:, drawn].transpose(1, 0, 2).reshape(len(drawn), -1) for arm in (base, other))
+    of_base, of_other = (np.log(np.percentile(arm, QUANTILES, axis=1)) for arm in both)
+    return np.column_stack([ratios[drawn].mean(axis=1), *(of_other - of_base)])

@@ -53,8 +53,9 @@ def report(arguments: Sequence[str]) -> None:
         except OSError as error:
             what = f"--out: got {str(folder)!r}, which is no folder to write to ({error.strerror})"
             raise ConfigError(what) from None
-        written = write_report(study, folder, options.compare)
-    console.print(cells_table(study.compare(options.compare), console.width))
+        comparison = study.compare(options.compare)
+        written = write_report(study, folder, comparison)
+    console.print(cells_table(comparison, console.width))
     console.print(f"Report: {written.markdown}", highlight=False, soft_wrap=True)
 
 

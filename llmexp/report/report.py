@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from llmexp.analyze.answers import pair_answers
 from llmexp.analyze.claims import answer_claims, check_claims
+from llmexp.analyze.compare import Comparison
 from llmexp.analyze.requests import request_effects
 from llmexp.analyze.study import Study
 from llmexp.report.markdown import markdown
@@ -33,14 +34,13 @@ class ReportFiles:
     figures: tuple[Path, ...]
 
 
-def write_report(study: Study, folder: str | Path, factor: str | None = None) -> ReportFiles:
+def write_report(study: Study, folder: str | Path, comparison: Comparison | None = None) -> ReportFiles:
     """Writes report.md, report.json, effects.csv, runs.csv and figures/ into `folder`.
 
-    `factor` compares another swept key than the study's own. Figures of an earlier report there that this one does not
-    have are removed, unless somebody has changed them; whatever else the folder holds stays.
+    `comparison` is the study's own, or that of another swept key. Figures of an earlier report there that this one does
+    not have are removed, unless somebody has changed them; whatever else the folder holds stays.
 
-    Raises ConfigError if `factor` was not swept, or a claim names a measure, key or value that does not
-    exist.
+    Raises ConfigError if a claim names a measure, key or value that does not exist.
     """
     from matplotlib import rc_context
 
@@ -50,7 +50,7 @@ def write_report(study: Study, folder: str | Path, factor: str | None = None) ->
     earlier = _drawn_before(folder / _JSON)
     (folder / FIGURES).mkdir(parents=True, exist_ok=True)
     check_claims(study.record.claims, study.swept)
-    comparison = study.compare(factor)
+    comparison = comparison or study.compare()
     own = comparison if comparison.factor == study.record.compare else study.compare()
     answers = answer_claims(own, study.record.claims)
     requests = request_effects(comparison.pairings, confidence=comparison.confidence)

@@ -1,15 +1,17 @@
 """Effects with intervals, and the verdicts on them."""
 
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from llmexp.analyze import intervals
-from llmexp.analyze.compare import decide, equivalence_margin, scale_of
+from llmexp.analyze.compare import Effect, compare_pairs, decide, equivalence_margin, scale_of
 from llmexp.analyze.study import load_study
 from llmexp.errors import ConfigError
-from llmexp.results import load_run, save_study
+from llmexp.results import load_run, save_run, save_study
 from tests.analyze.synthetic import make_study, same_in_every_trial
 from tests.analyze.test_pairs import change
 
@@ -221,3 +223,24 @@ def change_rounds(folder: Path, measures: dict[str, tuple[float, ...]]) -> None:
         for i, one in enumerate(rounds)
     ]
     change(folder, rounds=tuple(changed))
+
+
+def test_what_is_computed_together_is_what_each_comparison_gives_alone(tmp_path: Path) -> None:
+    """Of more rows than are computed at once, and of trials of several numbers of rounds."""
+    cells = [{"max_num_seqs": str(n)} for n in range(8, 24)]
+    record = make_study(tmp_path / "s", cells=cells, trials=3, rounds=2, requests=20)
+    for plan in record.runs[:10:2]:
+        run = load_run(tmp_path / "s" / plan.name)
+        save_run(run.model_copy(update={"rounds": run.rounds[:1]}))
+    comparison = load_study(tmp_path / "s").compare()
+    assert len(comparison.rows) > 256
+
+    def untested(rows: Iterable[Effect]) -> list[Effect]:
+        return [replace(row, verdict=None, q=None, q_equivalent=None) for row in rows]
+
+    alone = [
+        row
+        for pairing in comparison.pairings
+        for row in compare_pairs([pairing], confidence=comparison.confidence, margin=comparison.margin)[0]
+    ]
+    assert untested(alone) == untested(comparison.rows)

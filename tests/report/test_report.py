@@ -312,7 +312,7 @@ def test_a_report_on_another_key_answers_the_claims_of_the_study(tmp_path: Path)
     for plan in record.runs:  # the same requests in both, so that they may be paired
         change(tmp_path / "s" / plan.name, workload_sha256=f"{plan.trial}" * 64)
     study = load_study(tmp_path / "s")
-    text = write_report(study, tmp_path / "s", "max_num_seqs").markdown.read_text()
+    text = write_report(study, tmp_path / "s", study.compare("max_num_seqs")).markdown.read_text()
     assert text.startswith("# s: max_num_seqs, against 8")
     assert "- cache=on: max_num_seqs=32 raised throughput" in text
     assert "**supported** | in every cell that it covers | on, max_num_seqs=8" in text

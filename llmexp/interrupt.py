@@ -34,7 +34,7 @@ def _take(number: int, frame: object) -> None:
         raise KeyboardInterrupt
     _pending = _pending or _seen == 1
     if _seen > 2:
-        os._exit(exit_code())  # the engine's keeper and the client's workers notice and end too
+        os._exit(exit_code())  # the engine's keeper notices and ends too, and the client's workers, with the trace made
     os.write(2, _ANSWER)
 
 

@@ -34,7 +34,7 @@ def require_answer(uri: str, key: str = "tracking.uri", advice: str = _ADVICE) -
             why = _why(error)
         if i < tries - 1:
             time.sleep(min(2.0**i, 30.0))
-    raise TrackingError(f"{key}: got {uri}; no server answers there ({why}): {advice}")
+    raise TrackingError(f"{key}: got {uri}, where no server answers ({why}); {advice}")
 
 
 def _ask(url: SplitResult) -> None:
@@ -69,6 +69,6 @@ def _is_proxied(kind: str, host: str) -> bool:
 
 def _why(error: Exception) -> str:
     if isinstance(error, TimeoutError):
-        return "not in time; MLFLOW_HTTP_REQUEST_TIMEOUT=SECONDS waits for longer"
+        return "not in time: MLFLOW_HTTP_REQUEST_TIMEOUT=SECONDS waits for longer"
     said = getattr(error, "strerror", None) or str(error)
     return str(said) or type(error).__name__

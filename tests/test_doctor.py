@@ -129,6 +129,13 @@ def test_a_locked_store_is_a_failure_with_its_reason(tmp_path: Path) -> None:
     assert store.state == "fail" and "locked" in store.found and "fuser" in store.mend
 
 
+def test_a_server_that_is_not_there_is_a_failure_and_what_to_do_stands_beside_it(tmp_path: Path) -> None:
+    store = found(config(tmp_path, "tracking.uri=http://127.0.0.1:9"))["MLflow store"]
+    assert store.state == "fail"
+    assert store.found == "tracking.uri: got http://127.0.0.1:9, where no server answers (Connection refused)"
+    assert store.mend.startswith("start it, name another")
+
+
 def test_what_cannot_be_written_or_had_fails_with_its_mend(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()

@@ -162,6 +162,6 @@ def test_a_server_that_is_not_there_is_told_in_a_line(tmp_path: Path) -> None:
     )
     assert done.returncode == 1, "nothing is wrong with what was asked"
     assert (
-        "--tracking-uri: got http://<secret>@127.0.0.1:9; no server answers there (Connection refused)" in done.stderr
+        "--tracking-uri: got http://<secret>@127.0.0.1:9, where no server answers (Connection refused)" in done.stderr
     )
     assert "Traceback" not in done.stderr and "CANARY" not in done.stderr + done.stdout

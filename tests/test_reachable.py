@@ -45,7 +45,7 @@ def test_a_server_that_is_not_there_is_told_with_key_and_address(kind: str) -> N
     uri = f"{kind}://127.0.0.1:{closed_port()}"
     with pytest.raises(TrackingError) as error:
         require_answer(f"{uri}/path")
-    assert str(error.value).startswith(f"tracking.uri: got {uri}/path; no server answers there (Connection refused)")
+    assert str(error.value).startswith(f"tracking.uri: got {uri}/path, where no server answers (Connection refused); ")
 
 
 def test_no_user_is_told_of_an_address() -> None:
@@ -58,7 +58,7 @@ def test_a_server_that_takes_connections_and_says_nothing_is_told(monkeypatch: p
     monkeypatch.setattr(reachable, "_ANSWER_S", 0.1)
     over = threading.Event()
     with server(lambda connection: over.wait()) as port:
-        with pytest.raises(TrackingError, match=r"not in time; MLFLOW_HTTP_REQUEST_TIMEOUT=SECONDS waits for longer"):
+        with pytest.raises(TrackingError, match=r"not in time: MLFLOW_HTTP_REQUEST_TIMEOUT=SECONDS waits for longer"):
             require_answer(f"http://127.0.0.1:{port}")
         over.set()
 

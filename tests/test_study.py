@@ -238,7 +238,7 @@ def test_a_study_without_its_tracking_server_is_refused_before_it_begins(server:
     sent = len(server.seen)
     refused = llmexp(tmp_path, server, "arm=a,b", "study.name=s", "tracking.uri=http://127.0.0.1:9")
     assert refused.returncode == 1
-    said = "llmexp: tracking.uri: got http://127.0.0.1:9; no server answers there (Connection refused)"
+    said = "llmexp: tracking.uri: got http://127.0.0.1:9, where no server answers (Connection refused)"
     assert refused.stderr.splitlines()[-1].startswith(said)
     assert len(server.seen) == sent and not list(tmp_path.iterdir())
 

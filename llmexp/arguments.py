@@ -21,14 +21,16 @@ class Arguments(argparse.ArgumentParser):
         return options, rest
 
 
-def require_options_of_hydra(arguments: Sequence[str]) -> None:
-    """Refuses what Hydra would answer with its usage. Raises ConfigError."""
+def in_hydras_order(arguments: Sequence[str]) -> list[str]:
+    """Options, then overrides, wherever they stood. Raises ConfigError for what Hydra would answer with its usage."""
     from hydra._internal.utils import get_args_parser
 
     parser = get_args_parser()
     parser.prog = "llmexp"
     parser.error = lambda message: _refuse(parser, message)  # type: ignore[method-assign]
-    _refuse_options(parser, parser.parse_known_args(arguments)[1])
+    found, rest = parser.parse_known_intermixed_args(arguments)
+    _refuse_options(parser, rest)
+    return [*(argument for argument in arguments if argument not in found.overrides), *found.overrides]
 
 
 def _refuse_options(parser: argparse.ArgumentParser, rest: Sequence[str]) -> None:

@@ -3,10 +3,11 @@
 import os
 import sys
 from collections.abc import Callable
+from importlib.metadata import version
 
 import hydra
 
-from llmexp.arguments import require_options_of_hydra
+from llmexp.arguments import in_hydras_order
 from llmexp.compose import conf_dir, open_keys, plain_words
 from llmexp.errors import ConfigError, LlmexpError, storage_error
 from llmexp.schema.config import register_defaults
@@ -42,7 +43,10 @@ def _experiment(arguments: list[str]) -> None:
 
         print_help()
         return
-    require_options_of_hydra(arguments)
+    if "--version" in arguments:
+        print(f"llmexp {version('llmexp')}")
+        return
+    arguments = in_hydras_order(arguments)
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come up to `main`, which words them
     sys.argv[1:] = open_keys(arguments)
     register_defaults()

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +24,17 @@ def install() -> None:
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, _take)
+        sys.unraisablehook = _again
+
+
+def _again(dropped: "sys.UnraisableHookArgs") -> None:
+    """Repeats a first signal that came where Python drops exceptions, such as a finalizer, once that is over."""
+    global _seen
+    if dropped.exc_type is not KeyboardInterrupt:
+        sys.__unraisablehook__(dropped)
+        return
+    _seen = 0
+    threading.Timer(0.01, os.kill, (os.getpid(), _first)).start()
 
 
 def _take(number: int, frame: object) -> None:

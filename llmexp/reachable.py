@@ -8,7 +8,7 @@ import time
 import urllib.request
 from urllib.parse import SplitResult, urlsplit
 
-from llmexp.errors import TrackingError
+from llmexp.errors import ConfigError, TrackingError
 
 _CONNECT_S, _ANSWER_S = 5.0, 10.0
 _PORTS = {"http": 80, "https": 443, "postgresql": 5432, "mysql": 3306, "mssql": 1433}
@@ -23,9 +23,13 @@ def require_answer(uri: str, key: str = "tracking.uri", advice: str = _ADVICE) -
 
     A server may be slow: one that answers within MLFLOW_HTTP_REQUEST_TIMEOUT is there (within 10 s where that is not
     set), and so is one that comes up within as many further tries as MLFLOW_HTTP_REQUEST_MAX_RETRIES says. Raises
-    TrackingError.
+    TrackingError, ConfigError for what is no port.
     """
     url = urlsplit(uri)
+    try:
+        _ = url.port
+    except ValueError:
+        raise ConfigError(f"{key}: got {uri}; accepted is http://HOST:PORT with a port from 0 to 65535") from None
     tries = 1 + (int(_TRIES_MORE) if _TRIES_MORE.isdecimal() else 0)
     for i in range(tries):
         try:

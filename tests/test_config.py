@@ -194,6 +194,7 @@ def test_an_unquoted_on_in_a_file_is_explained(tmp_path: Path) -> None:
             "dcotor: no such command; accepted is KEY=VALUE, or a command: report, … did you mean doctor?",
         ),
         (["max_num_seqs"], "max_num_seqs: no such command; accepted is KEY=VALUE, or"),
+        (["max_num_seqs=4", "-m", "cache=on,of"], "cache: got 'of'; accepted is off, on or salted; did you mean off?"),
         (["--multirunn", "cache=on,off"], "--multirunn: no such option; did you mean --multirun"),
         (["cache=on", "--foo=3"], "--foo: no such option"),
         (["--cfg"], "argument --cfg/-c: expected one argument"),
@@ -307,3 +308,8 @@ def test_an_earlier_attempt_is_cleared_and_other_files_stay(tmp_path: Path) -> N
         (tmp_path / name).touch()
     clear(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.md"]
+
+
+def test_the_version_is_llmexps() -> None:
+    done = subprocess.run([sys.executable, "-m", "llmexp", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("llmexp ")

@@ -56,6 +56,26 @@ def test_a_signal_within_mlflow_is_neither_lost_nor_cuts_off_a_transaction(tmp_p
     assert done.stdout == "s\n"
 
 
+def test_a_signal_within_a_finalizer_is_not_lost() -> None:
+    """There Python drops what is raised, after a traceback."""
+    script = """
+        import os, signal, time
+        from llmexp import interrupt
+        class Dying:
+            def __del__(self):
+                os.kill(os.getpid(), signal.SIGINT)
+        interrupt.install()
+        try:
+            Dying()
+            time.sleep(60)
+            print("lost")
+        except KeyboardInterrupt:
+            print(interrupt.exit_code())
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=True)
+    assert done.stdout == "130\n" and done.stderr == ""
+
+
 def test_ctrl_c_while_modules_are_imported_ends_in_a_line() -> None:
     script = """
         import os, signal, sys

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 import pytest
 
 from llmexp import reachable
-from llmexp.errors import TrackingError
+from llmexp.errors import ConfigError, TrackingError
 from llmexp.reachable import require_answer
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nOK"
@@ -46,6 +46,11 @@ def test_a_server_that_is_not_there_is_told_with_key_and_address(kind: str) -> N
     with pytest.raises(TrackingError) as error:
         require_answer(f"{uri}/path")
     assert str(error.value).startswith(f"tracking.uri: got {uri}/path, where no server answers (Connection refused); ")
+
+
+def test_what_is_no_port_is_wrong_input() -> None:
+    with pytest.raises(ConfigError, match=r"tracking\.uri: got http://localhost:99999; accepted is .* to 65535"):
+        require_answer("http://localhost:99999")
 
 
 def test_no_user_is_told_of_an_address() -> None:

@@ -8,8 +8,10 @@ from pathlib import Path
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 # vLLM prefixes a line with its process, and a logger's line with level, time and place.
 _PREFIX = re.compile(r"^(\([\w.-]+ pid=\d+\) )?((DEBUG|INFO|WARNING|ERROR) \d\d-\d\d \d\d:\d\d:\d\d \[[^\]]*\] ?)?")
+# An exception's own line; a bare `Error in …` is a logger's, above the trace of one.
 _ERROR = re.compile(
-    r"^((?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit)|[\w./-]+: error|Worker proc \S+ died unexpectedly)\b:? ?(.*)$"
+    r"^((?:\w+\.)*(?:\w+(?:Error|Exception|Interrupt|Exit)|(?:Error|Exception)(?=:))|[\w./-]+: error"
+    r"|Worker proc \S+ died unexpectedly)\b:? ?(.*)$"
 )
 # Errors that only say that another one came before.
 _WRAPPERS = (

@@ -23,6 +23,10 @@ KILLED_CORE = """\
 (APIServer pid=11) ERROR 11-29 17:03:14 [async_llm.py:906] Traceback (most recent call last):
 (APIServer pid=11) ERROR 11-29 17:03:14 [async_llm.py:906] vllm.v1.engine.exceptions.EngineDeadError: EngineCore \
 encountered an issue. See stack trace (above) for the root cause.
+(APIServer pid=11) ERROR 11-29 17:03:14 [serving.py:474] Error in completion stream generator.
+(APIServer pid=11) ERROR 11-29 17:03:14 [serving.py:474] Traceback (most recent call last):
+(APIServer pid=11) ERROR 11-29 17:03:14 [serving.py:474] vllm.v1.engine.exceptions.EngineDeadError: EngineCore \
+encountered an issue. See stack trace (above) for the root cause.
 (APIServer pid=11) INFO:     Application shutdown complete.
 """
 KILLED_WORKER = """\
@@ -39,6 +43,7 @@ KILLED_WORKER = """\
         (FAILED_CORE, "ValueError: No common block size for 16."),
         ("usage: x\nserver.py: error: unrecognized options: --no\n", "server.py: error: unrecognized options: --no"),
         ("\x1b[36m(Worker pid=1)\x1b[0;0m torch.OutOfMemoryError: full\n", "torch.OutOfMemoryError: full"),
+        ("Error in x\nException: of its own\n", "Exception: of its own"),
         ("INFO: started\nKilled\n\n", "Killed"),
         (KILLED_WORKER, "Worker proc VllmWorker-0 died unexpectedly (exit code: -9), shutting down executor."),
         (KILLED_CORE, "its core process had ended without a word (killed? out of memory? see dmesg)"),

@@ -11,6 +11,7 @@ import pickle
 import signal
 import sys
 import traceback
+from pathlib import Path
 from typing import Any
 
 import uvloop
@@ -80,6 +81,9 @@ async def main(path: str, arguments: list[str]) -> int:
     server.close()
     if talks:  # the callers that have died with this signal; what they leave behind is seen to first
         await asyncio.wait(talks, timeout=_PARTING_S)
+    with contextlib.suppress(OSError):  # the owner may be dead, and leave the socket and its folder to us
+        Path(path).unlink(missing_ok=True)
+        Path(path).parent.rmdir()
     died = engine.errored
     engine.shutdown()
     return int(died)

@@ -44,16 +44,21 @@ def open_keys(overrides: Sequence[str]) -> list[str]:
     """Lets `engine.args.NAME=` and `engine.env.NAME=` add keys, which Hydra asks a `+` for.
 
     Raises ConfigError for a key that is named like a secret, before anybody can quote its value, and for a group with
-    anything but names of its files.
+    anything but names of its files, or without a key.
     """
     if key := secrets.named_in_overrides(overrides):
         raise ConfigError(no_secret(key))
     return [re.sub(r"^(?=engine\.(args|env)\.)", "++", _of_a_group(override)) for override in overrides]
 
 
+_NO_OVERRIDE = "not understood; accepted is KEY=VALUE, or a command such as audit, report or doctor"
+
+
 def _of_a_group(override: str) -> str:
     """An override as it is; one of a group without what Hydra does not need there: a `+`, and quotes."""
     group, equals, value = override.lstrip("+").partition("=")
+    if equals and not group.strip("~/ "):
+        raise ConfigError(f"{override}: {_NO_OVERRIDE}")
     if not equals or not group.isidentifier() or not (conf_dir() / group).is_dir():
         return override
     if value.startswith("["):
@@ -142,9 +147,11 @@ def plain_words() -> Iterator[None]:
             raise ConfigError(f"{unknown[1]}: {no_such_key(unknown[1])}") from None
         raise ConfigError(f"{error} {cause or ''}".strip()) from None
     except OverrideParseException as error:
-        raise ConfigError(
-            f"{error.override}: not understood; accepted is KEY=VALUE, or a command such as audit, report or doctor"
-        ) from None
+        key, sign, value = str(error.override).lstrip("+").partition("=")
+        if sign and re.fullmatch(r"[\w.+~/@]+", key):
+            how = f"values stand between commas, and one that holds signs stands in quotes: {key}='\"…\"'"
+            raise ConfigError(f"{key}: got {value}, which is not understood; {how}") from None
+        raise ConfigError(f"{error.override}: {_NO_OVERRIDE}") from None
     except HydraException as error:
         raise ConfigError(str(error)) from None
     except YAMLError as error:
@@ -154,6 +161,8 @@ def plain_words() -> Iterator[None]:
             raise
         raise ConfigError(f"no file of the config has so long a name: {error.filename}") from None
     except ValueError as error:
+        if "Config group override" in str(error):  # of Hydra's own groups; ours are looked at before
+            raise ConfigError("hydra: got a number or null; accepted is hydra.KEY=VALUE or hydra/GROUP=NAME") from None
         if "in defaults" not in str(error):
             raise
         raise ConfigError(

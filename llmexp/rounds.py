@@ -154,7 +154,7 @@ def _judged(
         invalid_reasons(plan.config, plan.workload, trace, check, contract, seen.reset_confirmed, overlap_blocks)
     )
     of_requests, percentiles = request_measures(trace, plan.config.slo)
-    of_engine, of_queue = engine_measures(seen.counted, seen.samples)
+    of_engine, of_queue = engine_measures(seen.counted, seen.samples, of_requests.get("duration_s", 0.0))
     done = trace.filter(pc.is_null(trace["error"]))
     scored = is_scored(plan.workload) and check is not None
     measures = {

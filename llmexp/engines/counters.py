@@ -28,7 +28,8 @@ class Histogram:
 
 @dataclass(frozen=True)
 class Counters:
-    """A reading of the server: monotone counters, two gauges, and the histogram of queue times.
+    """A reading of the server: monotone counters, three gauges, and the histogram of queue times. `inference_s` adds up
+    the times from the scheduling of ended requests to their last token.
 
     Source of the names: `vllm/v1/metrics/loggers.py`. A counter that this version lacks is None.
     """
@@ -40,6 +41,7 @@ class Counters:
     generation_tokens: float | None = None
     steps: float | None = None
     step_tokens: float | None = None
+    inference_s: float | None = None
     requests_running: float | None = None
     requests_waiting: float | None = None
     kv_usage: float | None = None
@@ -72,6 +74,7 @@ _NAMES = {
     "vllm:generation_tokens_total": "generation_tokens",
     "vllm:iteration_tokens_total_count": "steps",
     "vllm:iteration_tokens_total_sum": "step_tokens",
+    "vllm:request_inference_time_seconds_sum": "inference_s",
     "vllm:num_requests_running": "requests_running",
     "vllm:num_requests_waiting": "requests_waiting",
     "vllm:kv_cache_usage_perc": "kv_usage",

@@ -49,7 +49,7 @@ MEASURES: dict[str, Measure] = {
         Measure("kv_capacity_tokens", "tokens", "higher", "tokens that the KV cache holds"),
         Measure("kv_usage_peak", "", None, "largest sampled share of KV blocks in use"),
         Measure(
-            "requests_running_mean", "requests", None, "requests that the engine ran at once, by its gauge under load"
+            "requests_running_mean", "requests", None, "requests that the engine ran at once, by their times in it"
         ),
         Measure("prompt_pressure", "", None, "most prompt tokens in flight at once, over the KV cache's capacity"),
         Measure("preemptions", "", "lower", "requests preempted in the round"),

@@ -2,21 +2,22 @@
 
 import math
 from collections.abc import Sequence
-from statistics import fmean
 
 from llmexp.engines.counters import Counters, Histogram
 from llmexp.engines.sampling import Sample
 from llmexp.measure.catalog import PERCENTILES
 from llmexp.results import Percentile
 
-_FEWEST_SAMPLES = 5  # of a gauge, for a mean
 
+def engine_measures(
+    counted: Counters, samples: Sequence[Sample], duration_s: float
+) -> tuple[dict[str, float], dict[str, Percentile]]:
+    """Hit rate, preemptions, steps, KV usage, running requests and queue time of a round of `duration_s`, under the
+    names of the catalog.
 
-def engine_measures(counted: Counters, samples: Sequence[Sample]) -> tuple[dict[str, float], dict[str, Percentile]]:
-    """Hit rate, preemptions, steps, KV usage and queue time of a round, under the names of the catalog.
-
-    What the engine did not count is left out, and so are samples in which it ran nothing. Of the queue time it keeps
-    a histogram, so a percentile is known to lie between two bounds, and no value is given for it.
+    What the engine did not count is left out. How many requests ran at once follows from how long they ran (Little's
+    law): samples of the gauge fall into step with the waves of a closed loop. Of the queue time the engine keeps a
+    histogram, so a percentile is known to lie between two bounds, and no value is given for it.
     """
     measures: dict[str, float] = {}
     hits, queries = counted.prefix_cache_hits_tokens, counted.prefix_cache_queries_tokens
@@ -32,9 +33,8 @@ def engine_measures(counted: Counters, samples: Sequence[Sample]) -> tuple[dict[
     usage = [sample["kv_usage"] for sample in samples if sample["kv_usage"] is not None]
     if usage:
         measures["kv_usage_peak"] = max(usage)
-    running = [sample["requests_running"] for sample in samples if sample["requests_running"]]
-    if len(running) >= _FEWEST_SAMPLES:
-        measures["requests_running_mean"] = fmean(running)
+    if counted.inference_s and duration_s > 0:
+        measures["requests_running_mean"] = counted.inference_s / duration_s
     queue = counted.queue_time
     if not queue.counts or queue.counts[-1] <= 0:
         return measures, {}

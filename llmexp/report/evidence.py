@@ -87,8 +87,8 @@ def engine_table(comparison: Comparison, found: Sequence[Place]) -> list[str]:
     note = (
         "Means of the valid runs, per round. KV cache: what it holds; of an engine that did not start, what memory "
         "there was. Prompt pressure: most prompt tokens in flight at once, over what the cache holds, as if none were "
-        "shared. Hit rate: counted, of what the workload allows. Running: requests that the engine ran at once, by its "
-        "gauge. A queue percentile lies between two bounds of the engine's own histogram."
+        "shared. Hit rate: counted, of what the workload allows. Running: requests that the engine ran at once. A "
+        "queue percentile lies between two bounds of the engine's own histogram."
     )
     return [_table(comparison, found, columns), note]
 

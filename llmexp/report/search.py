@@ -74,7 +74,7 @@ def _points(search: SearchRecord, tried: Tried, comparison: Comparison) -> Itera
     )
     yield (
         f"Means over trials and valid rounds; in brackets the {comparison.confidence:.0%} t interval, or both of two "
-        "trials. In flight: requests sent and not answered. Running: those that the engine ran at once, by its gauge. "
+        "trials. In flight: requests sent and not answered. Running: those that the engine ran at once. "
         "Tokens and time a step: of all the round's steps. Prompt pressure: most prompt tokens in flight at once, over "
         "what the KV cache holds. Reached: the least time by the datasheet over the time that a round took."
     )

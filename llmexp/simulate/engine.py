@@ -301,6 +301,7 @@ def _counters(simulation: Simulation) -> Counters:
         generation_tokens=float(np.sum(requests["output_tokens"].to_numpy())),
         steps=float(np.count_nonzero(tokens)),
         step_tokens=float(tokens.sum()),
+        inference_s=float((requests["finished_s"].to_numpy() - requests["admitted_s"].to_numpy()).sum()),
         requests_running=0.0,
         requests_waiting=0.0,
         kv_usage=0.0,

@@ -77,6 +77,10 @@ def test_the_engines_own_times_stand_between_the_clients(workplace: Workplace) -
     waits_ms = (columns[2] - columns[1]) * 1e3
     assert result.percentiles["queue_ms_p50"].value == pytest.approx(float(np.percentile(waits_ms, 50)), rel=0.5)
     assert result.measures["queue_ms_mean"] == pytest.approx(waits_ms.mean())
+    ran_s = trace["engine_last_token_s"].to_numpy() - trace["engine_scheduled_s"].to_numpy()
+    for one in result.rounds:
+        running = ran_s[trace["round"].to_numpy() == one.index].sum() / one.measures["duration_s"]
+        assert one.measures["requests_running_mean"] == pytest.approx(running)
 
 
 def test_runs_that_differ_in_salt_and_load_share_the_launch_and_a_salted_one_has_no_hits(workplace: Workplace) -> None:

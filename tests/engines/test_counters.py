@@ -27,15 +27,27 @@ vllm:request_queue_time_seconds_bucket{{engine="0",le="1.0",model_name="m"}} {al
 vllm:request_queue_time_seconds_bucket{{engine="0",le="+Inf",model_name="m"}} {all}
 vllm:request_queue_time_seconds_sum{{engine="0",model_name="m"}} {seconds}
 vllm:request_queue_time_seconds_count{{engine="0",model_name="m"}} {all}
+# TYPE vllm:request_inference_time_seconds histogram
+vllm:request_inference_time_seconds_bucket{{engine="0",le="+Inf",model_name="m"}} {all}
+vllm:request_inference_time_seconds_sum{{engine="0",model_name="m"}} {ran}
+vllm:request_inference_time_seconds_count{{engine="0",model_name="m"}} {all}
 # TYPE vllm:cache_config_info gauge
 vllm:cache_config_info{{block_size="32",num_gpu_blocks="728",enable_prefix_caching="True"}} 1.0
 """
 
 
 def page(
-    queries: float = 0, hits: float = 0, running: float = 0, fast: int = 0, slow: int = 0, seconds: float = 0
+    queries: float = 0,
+    hits: float = 0,
+    running: float = 0,
+    fast: int = 0,
+    slow: int = 0,
+    seconds: float = 0,
+    ran: float = 0,
 ) -> str:
-    return PAGE.format(queries=queries, hits=hits, running=running, fast=fast, all=fast + slow, seconds=seconds)
+    return PAGE.format(
+        queries=queries, hits=hits, running=running, fast=fast, all=fast + slow, seconds=seconds, ran=ran
+    )
 
 
 def test_a_page_is_read_by_exact_names_and_summed_over_engines() -> None:
@@ -64,11 +76,10 @@ def test_anything_else_is_refused(text: str) -> None:
 
 
 def test_measures_of_a_round() -> None:
-    before, _ = parse(page(queries=900, hits=512))
-    after, _ = parse(page(queries=1900, hits=1262, fast=3, slow=1, seconds=0.8))
-    gauges = [(0.1, 0.0), (0.7, 4.0), (None, None), (0.3, 2.0), (0.3, 3.0), (0.3, 3.0), (0.3, 3.0)]
-    samples = [{"kv_usage": usage, "requests_running": running} for usage, running in gauges]
-    measures, percentiles = engine_measures(after.since(before), samples)
+    before, _ = parse(page(queries=900, hits=512, ran=1.5))
+    after, _ = parse(page(queries=1900, hits=1262, fast=3, slow=1, seconds=0.8, ran=9.0))
+    samples = [{"kv_usage": usage, "requests_running": 1.0} for usage in (0.1, 0.7, None, 0.3)]
+    measures, percentiles = engine_measures(after.since(before), samples, duration_s=2.5)
     assert measures == {
         "observed_hit_tokens": 750,
         "cache_hit_rate": 0.75,

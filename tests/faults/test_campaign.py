@@ -33,7 +33,6 @@ _BY_KEY = {fault.key: fault for fault in FAULTS}
 _SAYS = {
     "SIGTERM": ("interrupted", "study.name"),
     "SIGINT twice": ("interrupted", "study.name"),
-    "SIGINT three times": ("once more ends it at once",),
     "SIGKILL of a client worker": ("a client worker was ended by SIGKILL", "study.name=s"),
     "SIGKILL of the engine's core": ("core process had ended", "engine.log", "study.name=s"),
     "SIGSTOP of the engine's core": ("engine.stall_timeout_s=1.5", "the engine hangs", "study.name=s"),

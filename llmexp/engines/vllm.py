@@ -34,6 +34,8 @@ _BLOCK_MULTIPLE = {"cpu": 32, "cuda": 16}  # what vLLM's CPU attention and Flash
 
 OLDEST = "0.24"
 _MEETS_BY_FILE = "0.28"  # from here on by itself
+# Arguments with which workers are others' than vLLM's, or on other hosts, which share no folder.
+_OWN_WORKERS = {"worker_cls", "worker_extension_cls", "distributed_executor_backend", "nnodes"}
 _OURS = "llmexp sets it, so that only this run reaches the engine"
 # Arguments of vLLM's that engine.args may not hold: what the config has keys for, and what opens the server to others.
 _RESERVED = {
@@ -247,8 +249,9 @@ def _recording(steps: Path | None) -> dict[str, str]:
 
 def _meeting(engine: OwnVllm, resources: ExitStack) -> tuple[list[str], dict[str, str]]:
     """Arguments and environment that keep an older vLLM from meeting at a port which is open to every machine."""
-    own = {name.replace("-", "_") for name in engine.args} & {"worker_cls", "worker_extension_cls"}
-    if own or not _is_before(_version(hardware.versions_of_engine(engine.python)) or "", _MEETS_BY_FILE):
+    if _OWN_WORKERS & {name.replace("-", "_") for name in engine.args} or not _is_before(
+        _version(hardware.versions_of_engine(engine.python)) or "", _MEETS_BY_FILE
+    ):
         return [], {}
     folder = resources.enter_context(TemporaryDirectory(prefix="llmexp-rendezvous-"))
     return flags({"worker_cls": f"{rendezvous.__name__}.worker"}), {rendezvous.VARIABLE: folder, **finds_us()}

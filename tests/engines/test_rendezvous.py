@@ -47,6 +47,7 @@ def test_two_workers_meet_and_listen_on_loopback_alone(by_file: bool, tmp_path: 
         ("0.1.dev1+g1234567", {}, False),
         ("0.27.1", {"worker-cls": "mine.Worker"}, False),
         ("0.27.1", {"worker_extension_cls": "mine.Extension"}, False),
+        ("0.27.1", {"distributed_executor_backend": "ray"}, False),
     ],
 )
 def test_only_an_older_vllm_is_told_so_and_not_one_with_a_worker_of_the_users(

@@ -116,8 +116,8 @@ def _measure(plan: Preparation, lease: EngineLease, so_far: SoFar) -> None:
         so_far.engine |= {**asdict(engine.facts), "reused": reused}
         if engine.facts.open_ports and not reused:
             ports = ", ".join(map(str, engine.facts.open_ports))
-            why = "torch.distributed opens it in vLLM before 0.28; let a firewall keep others off"
-            print(f"{plan.name}: port {ports} of the engine can be reached from elsewhere ({why})", file=sys.stderr)
+            what = f"port {ports} of the engine can be reached from elsewhere; let a firewall keep others off"
+            print(f"{plan.name}: {what}", file=sys.stderr)
         if so_far.audit is None or engine.facts.block_size not in (None, so_far.audit.block_size):
             so_far.audit = account(config, workload, engine.facts.block_size)
         began = time.monotonic()

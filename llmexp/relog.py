@@ -38,12 +38,21 @@ def log(arguments: Sequence[str]) -> None:
         from llmexp.analyze.study import load_study
 
         study = load_study(folder)
+        _require_ended(folder, config.tracking)
         name, command = record.name, " ".join(record.overrides)
         tracked = tracking.start_study(config.tracking, folder, name, record.identity or name, command)
         broken = study.missing or any(run.status in ("failed", "killed") for run in study.runs)
         logged = log_study(study, tracked, config.tracking, "failed" if broken else "complete")
     console.print(f"{count(logged, 'run')} logged", highlight=False)
     console.print(f"MLflow: {tracking.ui_command(config.tracking)}", highlight=False, soft_wrap=True)
+
+
+def _require_ended(folder: Path, config: TrackingConfig) -> None:
+    """Refuses a study that another process is making: that one tells MLflow itself, and closes the study."""
+    for run in tracking.left_open(*tracking.open_store(config)):
+        if run.kind == "study" and run.folder == str(folder) and run.gone is False:
+            pid = run.process.split()[3]
+            raise TrackingError(f"{folder}: process {pid} is making this study, and logs it itself; wait for its end")
 
 
 def log_study(study: "Study", tracked: tracking.TrackedRun, config: TrackingConfig, status: str) -> int:

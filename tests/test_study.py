@@ -1,6 +1,7 @@
 """Studies from the command to the report, on a server that stands in: design, resume, wrong input, failures."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from llmexp import tracking
+from llmexp import liveness, tracking
 from llmexp.analyze.study import load_study
 from llmexp.results import RunResult, load_run
 from llmexp.schema.config import TrackingConfig
@@ -100,6 +101,18 @@ def test_a_study_is_logged_from_its_folder_once(finished: Path) -> None:
     alone = [sys.executable, "-m", "llmexp", "log", str(folder / "arm-a.trial-0"), f"{store}-alone"]
     for expected in ("1 run logged", "0 runs logged"):
         assert expected in subprocess.run(alone, capture_output=True, text=True, check=True).stderr
+
+
+def test_a_study_that_is_still_made_is_not_logged_from_its_folder(finished: Path) -> None:
+    client, experiment = tracking.open_store(TrackingConfig(dir=str(finished / "mlruns")))
+    parent = next(run for run in client.search_runs([experiment]) if run.info.run_name == "s").info.run_id
+    client.update_run(parent, status="RUNNING")
+    client.set_tag(parent, "llmexp.process", liveness.mark())
+    command = [sys.executable, "-m", "llmexp", "log", "runs/s"]
+    refused = subprocess.run(command, cwd=finished, capture_output=True, text=True, check=False)
+    assert refused.returncode == 1
+    assert f"process {os.getpid()} is making this study" in refused.stderr
+    assert client.get_run(parent).info.status == "RUNNING"
 
 
 def test_a_run_whose_files_were_changed_is_made_again(finished: Path, server: GoldenServer) -> None:

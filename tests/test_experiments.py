@@ -49,6 +49,7 @@ REDUCED = {
     "chunked_prefill": [*SMALL, "scheduler.max_num_batched_tokens=2048"],
     "salted_cost": SMALL,
     "telemetry_cost": SMALL,
+    "front_end": [*SMALL, "load.concurrency=128,256"],
 }
 
 # The same for those that are made from files.

@@ -37,11 +37,11 @@ def floor(works: Callable[[Value], bool], low: Value, high: Value, resolution: f
 
 @dataclass(frozen=True)
 class Point:
-    """What was measured at a value: the throughput of each repeat, and whether the SLO was met."""
+    """What was measured at a value: the throughput of each repeat, and whether the SLO was met; None without one."""
 
     value: Value
     throughputs: tuple[float, ...]
-    met_slo: bool
+    met_slo: bool | None
 
     @property
     def mean(self) -> float:
@@ -53,8 +53,8 @@ class Point:
 class Saturation:
     """Where throughput stops rising. `knee` is the smallest value tried that is as good as the `best` one, by the
     gain that counts; `slo_limit` the largest value that met the SLO, below the smallest that did not (None: none
-    met it); `falls` says that the largest value tried is worse again than the best. `dips` are values worse by the
-    gain than a smaller one, while a larger one is as good again."""
+    met it, or there is none); `falls` says that the largest value tried is worse again than the best. `dips` are values
+    worse by the gain than a smaller one, while a larger one is as good again."""
 
     knee: Value
     best: Value
@@ -80,16 +80,16 @@ def saturation(
         return tried[value]
 
     value = low
-    while at(value).met_slo and value < high:
+    while at(value).met_slo is not False and value < high:
         value = min(2 * value, high)
 
     def good() -> float:
         return max(point.mean for point in tried.values()) / (1 + gain)
 
     _bisect(tried, at, lambda point: point.mean >= good(), resolution)
-    _bisect(tried, at, lambda point: not point.met_slo, resolution)
+    _bisect(tried, at, lambda point: point.met_slo is False, resolution)
     points = tuple(tried[key] for key in sorted(tried))
-    broken = [point.value for point in points if not point.met_slo]
+    broken = [point.value for point in points if point.met_slo is False]
     met = [point.value for point in points if point.met_slo and point.value < min(broken, default=math.inf)]
     best = max(points, key=lambda point: point.mean)
     return Saturation(
@@ -145,7 +145,7 @@ def sentence(found: Floor | Saturation, key: str) -> str:
         if found.largest_failed is None:
             return f"{key}={found.smallest} starts already; lower study.search_low to find the floor"
         return f"smallest {key} that starts: {found.smallest} ({found.largest_failed} does not)"
-    broken = [point.value for point in found.points if not point.met_slo]
+    broken = [point.value for point in found.points if point.met_slo is False]
     if found.knee < found.points[-1].value:
         said = f"throughput stops rising at {key}={found.knee} (best: {found.best})"
     else:

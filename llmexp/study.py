@@ -36,6 +36,10 @@ class StudyFailedError(LlmexpError):
     """Some runs of a study failed; the others are complete and in the report."""
 
 
+class _NoPointError(StudyFailedError):
+    """A search asked for a value at which no run is valid."""
+
+
 @dataclass(frozen=True)
 class _Job:
     """A run of the plan, ready to be made."""
@@ -98,6 +102,8 @@ def sweep(arguments: Sequence[str], base: DictConfig, context: HydraContext, tas
             highlight=False,
             soft_wrap=True,
         )
+    if asked.search:
+        console.print("These are the ends of the search; what it measures between them follows from what it finds")
     if shared.study.plan_only:
         _print_plan(jobs, to_do, Path(shared.runs_dir), launcher)
         return None
@@ -153,6 +159,8 @@ def sweep(arguments: Sequence[str], base: DictConfig, context: HydraContext, tas
             raise KeyboardInterrupt(f"{so_far}; study.name={name} goes on with it") from None
         if not failures or not isinstance(error, ResultError):  # without a single run there is no report
             raise
+    if failures and asked.search:
+        raise StudyFailedError(f"the search was given up: {failures[0]}")
     if failures:
         raise StudyFailedError(
             f"{len(failures)} of {count(len(jobs), 'run')} failed; the first: {failures[0]}\n"
@@ -190,7 +198,7 @@ def _search(
     """Lets the study grow by the values that the search asks for; returns what went wrong, if it had to stop.
 
     The first trial searches alone. Each further trial then repeats all of its values, on one engine where they can
-    share one, and the search goes on from the means of all trials, where those ask for more.
+    share one, and the search goes on from the means of all valid runs, where those ask for more.
     """
     tried: dict[str, None] = {}
     known: dict[str, list[RunResult]] = {}
@@ -213,13 +221,17 @@ def _search(
 
     def point(value: search.Value) -> search.Point:
         runs = runs_at(value)
-        for run in runs:
-            if not run.valid:
-                raise StudyFailedError(f"{run.name}: {'; '.join(run.invalid_reasons)}")
+        valid = [run for run in runs if run.valid]
+        if not valid:
+            raise _NoPointError(
+                f"{study.search_key}={value} has no valid run ({runs[0].name}: {'; '.join(runs[0].invalid_reasons)}); "
+                "take more trials, or remove its runs' folders to have them made again"
+            )
+        good = [run.measures["goodput_share"] for run in valid if "goodput_share" in run.measures]
         return search.Point(
             value,
-            tuple(run.measures["throughput_req_per_s"] for run in runs),
-            all(run.measures.get("goodput_share", 1.0) >= search.SLO_SHARE for run in runs),
+            tuple(run.measures["throughput_req_per_s"] for run in valid),
+            min(good) >= search.SLO_SHARE if good else None,
         )
 
     low, high, resolution = study.search_low, study.search_high, study.search_resolution
@@ -230,8 +242,12 @@ def _search(
             known.clear()
             if study.search == "floor":
                 found = search.floor(starts, low, high, resolution)
-            else:
+                continue
+            try:
                 found = search.saturation(point, low, high, gain=study.margin, resolution=resolution)
+            except _NoPointError:
+                if trials == study.trials:
+                    raise
     except StudyFailedError as failure:
         return [str(failure)]
     said = search.sentence(found, str(study.search_key))

@@ -34,7 +34,7 @@ def test_a_search_is_a_study_that_is_resumed_without_asking_again(tmp_path: Path
         assert len(server.seen) == sent  # nothing is measured twice
     assert "throughput still rises at load.concurrency=4" in first.stderr
     found = json.loads((tmp_path / "found" / "search.json").read_text())
-    assert (found["knee"], found["best"], found["falls"]) == (4, 4, False)
+    assert (found["knee"], found["best"], found["falls"], found["slo_limit"]) == (4, 4, False, None)
     study = load_study(tmp_path / "found")
     assert study.record.compare == "load.concurrency"
     assert set(study.record.arms) == {"1", "2", "4"}
@@ -53,3 +53,18 @@ def test_repeats_of_a_search_share_an_engine_within_their_trial(tmp_path: Path) 
         (trial, arm) for trial in range(3) for arm in ("1", "2", "4")
     ]
     assert study.search is not None and study.search.knee == 4
+
+
+def test_a_search_goes_on_from_its_valid_runs_and_says_where_there_are_none(tmp_path: Path) -> None:
+    with golden_server(ttft_s=0.1, itl_s=0.02) as server:
+        assert search(tmp_path, server.url).returncode == 0
+        summary = tmp_path / "found" / "load_concurrency-2.trial-0" / "summary.json"
+        late = json.loads(summary.read_text()) | {"valid": False, "invalid_reasons": ["client_saturated: late"]}
+        summary.write_text(json.dumps(late))
+        alone = search(tmp_path, server.url)
+        repeated = search(tmp_path, server.url, "study.trials=2")
+    assert alone.returncode == 1
+    assert "the search was given up: load.concurrency=2 has no valid run" in alone.stderr
+    assert "client_saturated: late" in alone.stderr and "take more trials" in alone.stderr
+    assert repeated.returncode == 0, repeated.stderr
+    assert "throughput still rises at load.concurrency=4" in repeated.stderr

@@ -81,7 +81,7 @@ def _points(search: SearchRecord, tried: Tried, comparison: Comparison) -> Itera
 
 
 def _table(search: SearchRecord, tried: Tried, columns: Mapping[str, Callable[[Place], str]]) -> str:
-    marks = {search.knee: " (knee)"}
+    marks = {search.knee: " (knee)"} if search.knee != tried[-1][0] else {}
     lines = [
         [f"{value:g}{marks.get(value, '')}", *(text(place) for text in columns.values())] for value, place in tried
     ]
@@ -98,8 +98,8 @@ def _why(search: SearchRecord, tried: Tried) -> list[str]:
         compared.append(("Why it stops there", float(search.knee), last))
     found = []
     for what, first, second in compared:
-        lines = [*_growth(at[first], at[second]), *_limits(search, at[first], at[second], second)]
-        if lines:
+        told = [*_growth(at[first], at[second]), *_limits(search, at[first], at[second], second)]
+        if lines := [line for line in told if line]:
             found += [
                 f"{what}, by what changed from {search.key}={first:g} to {second:g}:",
                 "\n".join(f"- {line}" for line in lines),
@@ -134,10 +134,9 @@ def _growth(before: Place, after: Place) -> Iterator[str]:
     )
     if tokens < 1.05:
         yield f"{steps}: steps do not grow any more."
-    elif longer > 0.9 * tokens:
-        yield f"{steps}: a token takes as long as it did, so larger batches gain nothing."
     else:
-        yield f"{steps}: a token takes {ratio(longer / tokens)} times as long."
+        gains = ", so larger batches gain nothing" if longer > tokens else ""
+        yield f"{steps}: a token takes {ratio(longer / tokens)} times as long{gains}."
 
 
 def _limits(search: SearchRecord, before: Place, after: Place, last: float) -> Iterator[str]:
@@ -151,7 +150,7 @@ def _limits(search: SearchRecord, before: Place, after: Place, last: float) -> I
         )
         yield f"Of {number(in_flight)} requests in flight the engine ran {number(running)} at once{waits}."
     used, preempted = after.level.mean("kv_usage_peak"), after.level.mean("preemptions")
-    if used is not None and preempted is not None:
+    if used and preempted is not None:  # 0: too short a round for a sample
         full = used >= _FULL or preempted > 0
         is_limit = "The KV cache is full" if full else "The KV cache is not the limit"
         times = f"{number(preempted)} preemptions" if preempted else "no preemption"
@@ -168,7 +167,7 @@ def _limits(search: SearchRecord, before: Place, after: Place, last: float) -> I
 
 
 def _busy(before: Place, after: Place) -> str:
-    """For how long the GPU worked; "" where it was not asked."""
+    """For how long the GPU worked; empty where it was not asked."""
     shares, steps_ms = [], []
     for place in (before, after):
         busy, step_ms = place.level.mean("gpu_utilization_mean"), _step_ms(place)
@@ -241,7 +240,7 @@ def _saturation(search: SearchRecord, found: Tried, comparison: Comparison) -> P
     reached = _on_the_right(queued, points, "limit_share", "reached of the least time", sure)
     reached.set_ylabel("share of the least time reached")
     for panel in panels:
-        if search.knee is not None:
+        if search.knee is not None and search.knee != points[-1][0]:
             panel.axvline(search.knee, color="0.3", linestyle=":", linewidth=1.4, label=f"knee: {search.knee:g}")
         if search.slo_limit is not None and slo:
             text = f"SLO met up to {search.slo_limit:g}"

@@ -166,7 +166,7 @@ def test_a_search_shows_its_points_with_intervals_and_why_it_ends(tmp_path: Path
     assert "| 128 (knee) | 127 | 120 | 1,000 | 100 | 5.00 | 0.40 | 30% | 0.00 | 0.80 | 1.80 | 60% |" in text
     assert "Why it stops there, by what changed from max_num_seqs=128 to 256:" in text
     assert (
-        "2.00 times as many tokens (1,000 to 2,000) in 1.92 times the time (100 to 192 ms): a token takes as long"
+        "2.00 times as many tokens (1,000 to 2,000) in 1.92 times the time (100 to 192 ms): a token takes 0.96 times"
         in text
     )
     assert "The KV cache is not the limit: 30% of its blocks in use at most, no preemption a round." in text

@@ -1,5 +1,6 @@
 """Tells MLflow of what is on disk: runs that it has missed, or that were made where its server is not reached."""
 
+import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -63,8 +64,11 @@ def log_study(study: "Study", tracked: tracking.TrackedRun, config: TrackingConf
     from llmexp.report.markdown import brief
 
     try:
-        logged = _log_runs((study.folder / plan.name for plan in study.record.runs), tracked, config)
-        tracking.finish_study(tracked, status, brief(study, study.compare()), study.folder)
+        folders = [study.folder / plan.name for plan in study.record.runs]
+        logged = _log_runs(folders, tracked, config)
+        written_s = [file.stat().st_mtime for folder in folders if (file := folder / results.SUMMARY).exists()]
+        ended_s = max(written_s, default=time.time())
+        tracking.finish_study(tracked, status, brief(study, study.compare()), study.folder, ended_s)
         return logged
     except TrackingError as failure:
         raise TrackingError(

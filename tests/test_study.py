@@ -94,8 +94,10 @@ def test_a_study_is_logged_from_its_folder_once(finished: Path) -> None:
         assert expected in done.stderr
     names = [("arm-a.trial-0", "FINISHED"), ("arm-b.trial-0", "FINISHED"), ("s", "FINISHED")]
     assert in_mlflow(finished / "elsewhere") == names
+    last_s = max(file.stat().st_mtime for file in folder.glob("*/summary.json"))
     client, experiment = tracking.open_store(TrackingConfig(dir=str(finished / "elsewhere" / "mlruns")))
     parent = next(run for run in client.search_runs([experiment]) if run.info.run_name == "s")
+    assert parent.info.end_time == round(1000 * last_s)  # not that of the telling
     assert "arm" in parent.data.tags["mlflow.note.content"]
     assert "report.md" in {file.path for file in client.list_artifacts(parent.info.run_id)}
     alone = [sys.executable, "-m", "llmexp", "log", str(folder / "arm-a.trial-0"), f"{store}-alone"]

@@ -79,7 +79,7 @@ def test_a_study_and_its_run_as_mlflow_shows_them(tmp_path: Path) -> None:
     (study_folder / "report.md").write_text("# report")
     (study_folder / "figures").mkdir()
     (study_folder / "figures" / "effect.png").touch()
-    tracking.finish_study(parent, "complete", "| a | b |", study_folder)
+    tracking.finish_study(parent, "complete", "| a | b |", study_folder, 1.7e9)
 
     client = parent.client
     shown = client.get_run(child.run_id)
@@ -141,7 +141,7 @@ def test_a_study_that_is_told_after_all_says_nothing_of_its_earlier_end(tmp_path
 
     told = tracking.start_study(settings.tracking, tmp_path, "s", "id", "x")
     (tmp_path / "study").mkdir()
-    tracking.finish_study(told, "complete", "| a | b |", tmp_path / "study")
+    tracking.finish_study(told, "complete", "| a | b |", tmp_path / "study", 1.7e9)
     shown = client.get_run(study.run_id)
     assert told.run_id == study.run_id and shown.info.status == "FINISHED"
     assert not {"llmexp.valid", "llmexp.invalid_reasons"} & shown.data.tags.keys()

@@ -1,4 +1,4 @@
-"""Where does vLLM's front end stop to merge tokens into chunks?
+"""Where does vLLM's front end stop merging tokens into chunks?
 
 `python benchmarks/front_end.py` drives vLLM's own output handler with the outputs of an engine that is faster than its
 clients can be told (no model, no HTTP: each chunk costs `--chunk-us` of the CPU, as its JSON and its write would).

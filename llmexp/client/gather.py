@@ -68,7 +68,3 @@ def _engine_times(times: Mapping[int, tuple[float, float, float, float]], n: int
 def _known(counts: NDArray[np.int32]) -> pa.Array:
     counts = np.ascontiguousarray(counts)
     return pa.array(counts, mask=counts == UNKNOWN)
-
-
-def _sparse(values: Mapping[int, str], n: int) -> pa.Array:
-    return pa.array([values.get(i) for i in range(n)], pa.string())

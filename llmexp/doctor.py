@@ -244,18 +244,18 @@ def _require_unlocked(database: Path) -> None:
 
 def _left_over() -> Iterator[Finding]:
     """Engines whose keeper or owner has gone. A keeper leads their process group, and is a child of its owner."""
-    groups: dict[int, list[psutil.Process]] = {}
+    groups: dict[int, dict[int, int]] = {}  # the memory in bytes by process
     for process in psutil.process_iter():
         try:
             line = " ".join(process.cmdline()) or process.name()
             if any(word in line for word in _ENGINE_WORDS) and process.status() != psutil.STATUS_ZOMBIE:
-                groups.setdefault(os.getpgid(process.pid), []).append(process)
+                groups.setdefault(os.getpgid(process.pid), {})[process.pid] = process.memory_info().rss
         except (psutil.Error, ProcessLookupError, PermissionError):
             continue
     orphaned = {group: family for group, family in groups.items() if _is_orphaned(group)}
     for group, family in orphaned.items():
-        used = sum(process.memory_info().rss for process in family if process.is_running()) / 2**30
-        pids = ", ".join(str(process.pid) for process in family)
+        pids = ", ".join(map(str, family))
+        used = sum(family.values()) / 2**30
         yield Finding("engine left over", "warn", f"process {pids}, {used:.1f} GiB", f"kill -KILL -- -{group}")
     if not orphaned:
         yield Finding("engines left over", "ok", f"none; {len(groups)} at work" if groups else "none")

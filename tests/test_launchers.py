@@ -9,13 +9,13 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from llmexp import launchers
 from llmexp.analyze.study import from_mlflow, load_study
 from llmexp.task import Worker
+from tests.family import descendants, left
 from tests.golden.server import golden_server
 from tests.test_study import FEW, in_mlflow, llmexp
 
@@ -33,13 +33,10 @@ def test_joblib_makes_the_same_study_and_leaves_nothing_behind_when_killed(tmp_p
         while not list(tmp_path.glob("runs/s/*/requests-1.parquet")):
             assert killed.poll() is None, (tmp_path / "out").read_text()
             time.sleep(0.01)
-        family = psutil.Process(killed.pid).children(recursive=True)
+        family = descendants(killed.pid)
         killed.kill()
         killed.wait()
-        deadline = time.monotonic() + 30
-        while left := [one for one in family if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]:
-            assert time.monotonic() < deadline, left
-            time.sleep(0.05)
+        assert not left(family, within_s=30)
         done = llmexp(tmp_path, server, *arguments)
     assert done.returncode == 0, done.stderr
     assert "2 runs on 2 engine launches" in done.stderr and "0 complete already" in done.stderr

@@ -39,11 +39,12 @@ class EngineProcess:
 
     def pids(self) -> list[int]:
         """The living processes of the engine, its keeper included."""
-        return [
-            process.pid
-            for process in psutil.process_iter()
-            if _group_of(process.pid) == self.popen.pid and process.status() != psutil.STATUS_ZOMBIE
-        ]
+        found = []
+        for process in psutil.process_iter():
+            with suppress(psutil.NoSuchProcess):  # it may end at any moment
+                if _group_of(process.pid) == self.popen.pid and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process.pid)
+        return found
 
     def listening(self) -> set[tuple[str, int]]:
         """The addresses and ports at which processes of the engine listen."""

@@ -6,7 +6,6 @@ import sys
 import time
 from pathlib import Path
 
-import psutil
 import pyarrow.parquet as pq
 import pytest
 
@@ -14,6 +13,7 @@ import llmexp
 from llmexp import tracking
 from llmexp.schema.config import TrackingConfig
 from tests.engines.test_runs import SMALL
+from tests.family import descendants, left
 
 
 @pytest.fixture(scope="module")
@@ -63,12 +63,12 @@ def test_ctrl_c_keeps_what_was_measured_and_leaves_no_process(how: signal.Signal
     while "round 3 of" not in (tmp_path / "out").read_text():
         assert running.poll() is None and time.monotonic() < deadline, (tmp_path / "out").read_text()
         time.sleep(0.2)
-    family = psutil.Process(running.pid).children(recursive=True)
+    family = descendants(running.pid)
     assert family
     running.send_signal(how)
     assert running.wait(120) == code
     assert "llmexp: interrupted; what was measured is kept: " in (tmp_path / "out").read_text()
-    assert not [process for process in family if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+    assert not left(family, within_s=0)
     (folder,) = (tmp_path / "runs").glob("*/cache-*")
     killed = llmexp.load_run(folder)
     assert killed.status == "killed"

@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 from tests.engines.test_runs import SMALL
+from tests.family import answers, command_line, descendants
 
 SECRETS = {
     "HF_TOKEN": "hf_CANARYone11111111111111",
@@ -64,15 +65,16 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
         while "round 2 of" not in (folder / "output").read_text():
             assert running.poll() is None and time.monotonic() < deadline, (folder / "output").read_text()
             time.sleep(0.2)
-        family = [psutil.Process(running.pid), *psutil.Process(running.pid).children(recursive=True)]
+        family = [psutil.Process(running.pid), *descendants(running.pid)]
         listening = {
             (str(one.laddr.ip), int(one.laddr.port))
-            for process in family
-            for one in process.net_connections(kind="inet")
+            for connections in answers(family, lambda process: process.net_connections(kind="inet"))
+            for one in connections
             if one.status == psutil.CONN_LISTEN
         }
-        commands = "\n".join(" ".join(process.cmdline()) for process in family)
-        key = next(found["VLLM_API_KEY"] for process in family if "VLLM_API_KEY" in (found := process.environ()))
+        commands = "\n".join(map(command_line, family))
+        environments = answers(family, psutil.Process.environ)
+        key = next(found["VLLM_API_KEY"] for found in environments if "VLLM_API_KEY" in found)
         port = int(re.findall(r"--port (\d+)", commands)[0])
         codes = {path: code(port, path) for path in GUARDED}
         elsewhere = from_another_namespace(sorted({number for _, number in listening}))

@@ -14,6 +14,7 @@ from llmexp.analyze.study import load_study
 from llmexp.engines import devices
 from llmexp.schema.config import TrackingConfig
 from tests.engines.test_runs import SMALL
+from tests.family import alive, descendants, left
 
 STUDY = ["arm=a,b", "study.trials=2", "study.name=s", *SMALL, "rounds=3", "engine.stop_timeout_s=2"]
 
@@ -29,14 +30,11 @@ def kill_once(folder: Path, ripe: Callable[[], bool]) -> None:
     while not ripe():
         assert running.poll() is None, (folder / "out").read_text()
         time.sleep(0.002)
-    family = psutil.Process(running.pid).children(recursive=True)
+    family = descendants(running.pid)
     running.kill()
     running.wait()
     assert family
-    deadline = time.monotonic() + 30
-    while left := [one for one in family if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]:
-        assert time.monotonic() < deadline, left
-        time.sleep(0.05)
+    assert not left(family, within_s=30)
 
 
 def test_a_study_killed_at_the_start_of_an_engine_and_in_a_round_ends_as_if_undisturbed(tmp_path: Path) -> None:
@@ -94,4 +92,4 @@ def test_a_device_is_not_free_before_the_engine_of_a_killed_owner_has_ended(
     owner.kill()
     owner.wait()
     with devices.claim("cpu", 1, 30.0):
-        assert not engine.is_running() or engine.status() == psutil.STATUS_ZOMBIE
+        assert not alive(engine)

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 import pytest
 
 import llmexp
@@ -23,6 +22,7 @@ from llmexp.results import RunResult
 from llmexp.schema.config import TrackingConfig
 from llmexp.workloads import store
 from llmexp.workloads.build import build
+from tests.family import descendant
 
 # A tiny model answers in milliseconds, so that the client's lag on shared cores is a large share of any latency.
 TINY = ["model=tiny_random", "gpu=cpu", "max_num_seqs=4", "rounds=2", "client.lag_limit_ms=10000"]
@@ -146,9 +146,7 @@ def test_an_engine_that_dies_in_a_round_is_told_with_its_cause_and_loses_no_trac
     def kill_core() -> None:
         while not list(folder.glob("*/requests-1.parquet")):  # the first round is judged, a later one under way
             time.sleep(0.01)
-        family = psutil.Process(os.getpid()).children(recursive=True)
-        (core,) = [process for process in family if "EngineCore" in " ".join(process.cmdline())]
-        core.kill()
+        descendant(os.getpid(), "EngineCore").kill()
 
     workplace.run("study.name=before_death")
     killer = threading.Thread(target=kill_core, daemon=True)
@@ -163,9 +161,9 @@ def test_an_engine_that_dies_in_a_round_is_told_with_its_cause_and_loses_no_trac
     assert died.trace().num_rows >= 8 * len(died.rounds)
 
 
-def test_a_refused_argument_is_told_in_the_engines_own_words(tmp_path: Path) -> None:
+def test_a_refused_argument_is_told_in_the_engines_own_words(workplace: Workplace) -> None:
     with pytest.raises(EngineError, match="unrecognized arguments: --no-such-argument"):
-        run(compose([*SMALL, f"runs_dir={tmp_path}", "tracking=off", "engine.args.no_such_argument=1"]))
-    failed = llmexp.load_run(next(tmp_path.glob("*/*")))
+        workplace.run("study.name=refused", "engine.args.no_such_argument=1")
+    failed = llmexp.load_run(next((workplace.folder / "runs" / "refused").iterdir()))
     assert failed.status == "failed"
     assert "no-such-argument" in (failed.folder / "engine.log").read_text()

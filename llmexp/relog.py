@@ -10,7 +10,7 @@ from llmexp.arguments import Arguments
 from llmexp.compose import compose
 from llmexp.errors import ConfigError, ResultError, TrackingError
 from llmexp.progress import console
-from llmexp.resume import alone
+from llmexp.run_lock import alone
 from llmexp.schema.config import TrackingConfig
 from llmexp.words import count
 

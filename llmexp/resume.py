@@ -1,9 +1,6 @@
-"""Which runs of a study need not be made again, and that no two processes make the same one."""
+"""Which runs of a study need not be made again, and what one that was interrupted has come to."""
 
-import fcntl
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,8 +10,6 @@ from llmexp import fingerprint, results
 from llmexp.errors import ResultError
 from llmexp.prepare import Preparation
 from llmexp.words import count
-
-_LOCKS = ".locks"
 
 
 def is_done(run: Preparation) -> bool:
@@ -72,24 +67,3 @@ def _recorded_requests(trace: Path) -> int:
         return int(pq.read_metadata(trace).num_rows)
     except (OSError, pa.ArrowException):
         return 0
-
-
-@contextmanager
-def alone(folder: Path, before_waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Keeps other processes off a run's folder, and waits for one that is at it already.
-
-    A job may outlive its study, where a launcher gave it a process of its own. `before_waiting` is called first if
-    there is one to wait for.
-    """
-    locks = folder.parent / _LOCKS
-    locks.mkdir(parents=True, exist_ok=True)
-    with (locks / folder.name).open("a") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            before_waiting()
-            print(f"{folder.name}: waiting for the process that is making it", file=sys.stderr, flush=True)
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        except OSError:
-            pass  # a file system without locks
-        yield

@@ -102,7 +102,8 @@ def _single(config: "Config") -> str:
     from llmexp.engines.lease import EngineLease
     from llmexp.execute import make
     from llmexp.report.run_table import run_table, verdict
-    from llmexp.resume import alone, interrupted, is_complete
+    from llmexp.resume import interrupted, is_complete
+    from llmexp.run_lock import alone
 
     with alone(plan.folder):
         if is_complete(plan.folder):
@@ -140,7 +141,8 @@ def _of_study(config: "Config", lease: "EngineLease | None") -> str:
     from llmexp.engines.lease import EngineLease
     from llmexp.execute import make
     from llmexp.prepare import prepare
-    from llmexp.resume import alone, is_done
+    from llmexp.resume import is_done
+    from llmexp.run_lock import alone
 
     lease = lease or EngineLease(keep=False)
     plan = prepare(config)

@@ -24,12 +24,15 @@ from llmexp.results import (
     load_search,
     load_study_record,
 )
+from llmexp.run_lock import is_taken
 from llmexp.schema.section import FOLDER_NAME
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from llmexp.analyze.compare import Comparison
+
+BEING_MADE = "being made at the moment"
 
 
 @dataclass(frozen=True)
@@ -125,8 +128,14 @@ def load_study(path: str | Path) -> Study:
         try:
             runs.append(load_run(folder / plan.name))
         except ResultError as error:
-            missing[plan.name] = str(error) if (folder / plan.name).is_dir() else "not run"
+            missing[plan.name] = _why_missing(folder / plan.name, error)
     return _study(folder, record, runs, missing)
+
+
+def _why_missing(folder: Path, error: ResultError) -> str:
+    if is_taken(folder):
+        return BEING_MADE
+    return str(error) if folder.is_dir() else "not run"
 
 
 def from_mlflow(
@@ -215,8 +224,8 @@ def _study(folder: Path, record: StudyRecord, found: Sequence[RunResult], missin
     plans = {plan.name: plan for plan in record.runs}
     runs = [run.model_copy(update={"arm": plans[run.name].arm, "cell": plans[run.name].cell}) for run in found]
     if not runs:
-        raise ResultError(
-            f"{folder}: none of the {len(record.runs)} planned runs has left a {SUMMARY}; start the study "
-            "again with the command that made it, and it goes on where it stopped"
-        )
+        advice = "start the study again with the command that made it, and it goes on where it stopped"
+        if BEING_MADE in missing.values():
+            advice = "the first is still being made"
+        raise ResultError(f"{folder}: none of the {len(record.runs)} planned runs has left a {SUMMARY}; {advice}")
     return Study(folder, record, tuple(runs), missing, load_search(folder))

@@ -16,6 +16,7 @@ from llmexp.reachable import require_answer
 from llmexp.results import SUMMARY, load_run, load_study_record
 from llmexp.schema.config import TrackingConfig
 from llmexp.tracking import store_uri
+from llmexp.words import count
 
 if TYPE_CHECKING:
     from llmexp.analyze.study import Study
@@ -34,7 +35,7 @@ def report(arguments: Sequence[str]) -> None:
     if not of_mlflow and not of_run:
         load_study_record(options.folder)
 
-    from llmexp.analyze.study import load_study
+    from llmexp.analyze.study import BEING_MADE, load_study
     from llmexp.report.report import write_report
     from llmexp.report.run_table import run_table, verdict
     from llmexp.report.table import WIDTH, cells_table
@@ -56,6 +57,9 @@ def report(arguments: Sequence[str]) -> None:
         comparison = study.compare(options.compare)
         written = write_report(study, folder, comparison)
     console.print(cells_table(comparison, console.width))
+    if BEING_MADE in study.missing.values():
+        there = f"{len(study.runs)} of {count(len(study.record.runs), 'run')}"
+        console.print(f"This study is still being made: {there} are there.", highlight=False)
     console.print(f"Report: {written.markdown}", highlight=False, soft_wrap=True)
 
 

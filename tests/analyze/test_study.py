@@ -11,6 +11,7 @@ from llmexp.analyze.study import Study, from_mlflow, load_study
 from llmexp.errors import ResultError
 from llmexp.report.command import report
 from llmexp.results import CONFIG, WORKLOAD, load_study_record, save_study
+from llmexp.run_lock import alone
 from llmexp.schema.study import Claim
 from tests.analyze.synthetic import make_study
 
@@ -34,6 +35,21 @@ def test_one_line_a_run(tmp_path: Path) -> None:
     assert "not a run summary" in study.missing[record.runs[0].name]
 
 
+def test_a_study_that_is_still_being_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record = make_study(tmp_path / "s", trials=2, requests=8)
+    last, before = (tmp_path / "s" / plan.name for plan in record.runs[:-3:-1])
+    (last / "summary.json").unlink()
+    shutil.rmtree(before)
+    with alone(last):
+        assert load_study(tmp_path / "s").missing == {before.name: "not run", last.name: "being made at the moment"}
+        report([str(tmp_path / "s")])
+    assert "This study is still being made: 2 of 4 runs are there." in capsys.readouterr().out
+    assert "being made at the moment" in (tmp_path / "s" / "report.md").read_text()
+    assert "no summary.json" in load_study(tmp_path / "s").missing[last.name]
+    report([str(tmp_path / "s")])
+    assert "still being made" not in capsys.readouterr().out
+
+
 def test_folders_that_hold_no_study(tmp_path: Path) -> None:
     with pytest.raises(ResultError, match="no such folder"):
         load_study(tmp_path / "absent")
@@ -54,7 +70,9 @@ def test_a_study_none_of_whose_runs_has_ended(tmp_path: Path) -> None:
     record = make_study(tmp_path / "s", trials=1, requests=8)
     for plan in record.runs:
         shutil.rmtree(tmp_path / "s" / plan.name)
-    with pytest.raises(ResultError, match="none of the 2 planned runs"):
+    with pytest.raises(ResultError, match=r"none of the 2 planned runs .* start the study again"):
+        load_study(tmp_path / "s")
+    with alone(tmp_path / "s" / record.runs[0].name), pytest.raises(ResultError, match="the first is still being made"):
         load_study(tmp_path / "s")
 
 

@@ -170,9 +170,16 @@ def load_run(folder: str | Path) -> RunResult:
 def is_intact(run: RunResult) -> bool:
     """Whether the files of a run's folder are those that it wrote."""
     return {CONFIG, TRACE} <= run.files.keys() and all(
-        (run.folder / name).is_file() and hashlib.sha256((run.folder / name).read_bytes()).hexdigest() == sha256
-        for name, sha256 in run.files.items()
+        sha256_of(run.folder / name) == sha256 for name, sha256 in run.files.items()
     )
+
+
+def sha256_of(file: Path) -> str | None:
+    """The SHA-256 of a file; None where there is none."""
+    try:
+        return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else None
+    except FileNotFoundError:  # not any more: another process makes it anew
+        return None
 
 
 def save_study(record: StudyRecord, folder: str | Path) -> None:
@@ -229,7 +236,7 @@ def _not_a_study(folder: Path) -> str:
 
 
 def _save(record: _Record, target: Path) -> None:
-    partial = target.with_suffix(".partial")
+    partial = target.with_suffix(f".{uuid.uuid4().hex}.partial")  # another process may write the same record now
     try:
         partial.write_text(record.model_dump_json(indent=2))
         partial.replace(target)

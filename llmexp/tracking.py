@@ -380,7 +380,8 @@ def log_alone(result: RunResult, tracking: TrackingConfig) -> int:
 def finish_study(run: TrackedRun, status: str, note: str, folder: Path, ended_s: float) -> None:
     """Puts the study's table on the parent's page, its files beside it, and closes it, as of `ended_s` (Unix time)."""
     set_tags(run, {"mlflow.note.content": note})
-    for file in sorted(path for path in folder.iterdir() if path.is_file()):
+    whole = (path for path in folder.iterdir() if path.is_file() and path.suffix != ".partial")
+    for file in sorted(whole):
         run.client.log_artifact(run.run_id, str(file))
     if (folder / FIGURES).is_dir():
         run.client.log_artifacts(run.run_id, str(folder / FIGURES), FIGURES)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from llmexp import liveness, tracking
+from llmexp import liveness, results, tracking
 from llmexp.analyze.study import load_study
 from llmexp.results import RunResult, load_run
 from llmexp.schema.config import TrackingConfig
@@ -207,6 +207,23 @@ def test_two_processes_share_a_study_without_making_a_run_twice(tmp_path: Path) 
     rounds = Counter(re.findall(r"^(\S+): round 1 of 1", both[0].stderr + both[1].stderr, re.MULTILINE))
     assert rounds == dict.fromkeys(runs_of(tmp_path / "runs" / "s"), 1)
     assert len(rounds) == 4
+
+
+def test_two_processes_that_write_the_same_record_both_come_to_their_end(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record, replace = results.load_study_record(finished / "runs" / "s"), Path.replace
+
+    def as_another_writes(self: Path, target: Path) -> Path:
+        with monkeypatch.context() as undisturbed:
+            undisturbed.setattr(Path, "replace", replace)
+            results.save_study(record, tmp_path)
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", as_another_writes)
+    results.save_study(record, tmp_path)
+    assert results.load_study_record(tmp_path) == record
+    assert [path.name for path in tmp_path.iterdir()] == [results.STUDY]
 
 
 def test_an_mlflow_store_whose_making_was_cut_off_is_made_anew(tmp_path: Path) -> None:

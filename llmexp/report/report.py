@@ -1,6 +1,5 @@
 """The report of a study on disk: Markdown, CSV, JSON and figures."""
 
-import hashlib
 import json
 import math
 import re
@@ -17,7 +16,7 @@ from llmexp.analyze.compare import Comparison
 from llmexp.analyze.requests import request_effects
 from llmexp.analyze.study import Study
 from llmexp.report.markdown import markdown
-from llmexp.results import FIGURES, RunResult
+from llmexp.results import FIGURES, RunResult, sha256_of
 
 _JSON = "report.json"
 
@@ -63,8 +62,8 @@ def write_report(study: Study, folder: str | Path, comparison: Comparison | None
                 plot.figure.savefig(figures[-1], dpi=120, metadata={"Date": None} if kind == "svg" else None)
         shown.append((plot.title, plot.caption, f"{FIGURES}/{plot.name}.png"))
     for name in earlier.keys() - {path.name for path in figures}:
-        if _sha256(folder / FIGURES / name) == earlier[name]:
-            (folder / FIGURES / name).unlink()
+        if sha256_of(folder / FIGURES / name) == earlier[name]:
+            (folder / FIGURES / name).unlink(missing_ok=True)
     files = ReportFiles(
         folder=folder,
         markdown=folder / "report.md",
@@ -81,7 +80,7 @@ def write_report(study: Study, folder: str | Path, comparison: Comparison | None
         "claims": answers,
         "requests": requests,
         "questions": questions,
-        "figures": {path.name: _sha256(path) for path in figures},
+        "figures": {path.name: sha256_of(path) for path in figures},
     }
     files.json.write_text(json.dumps(_plain(content), indent=2) + "\n")
     files.markdown.write_text(markdown(study, comparison, answers, requests, questions, shown))
@@ -95,10 +94,6 @@ def _drawn_before(report: Path) -> dict[str, str]:
         return {name: sha256 for name, sha256 in figures.items() if re.fullmatch(r"\w+\.(png|svg)", name)}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
-
-
-def _sha256(file: Path) -> str | None:
-    return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else None
 
 
 def _plain(value: Any) -> Any:

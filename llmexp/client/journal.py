@@ -154,15 +154,17 @@ def abandon(path: Path) -> None:
 
 def tidy(folder: Path) -> None:
     """Removes a round's folder, unless a journal in it holds what no trace does."""
-    if not any(map(is_owed, folder.glob("journal-*"))):
-        shutil.rmtree(folder, ignore_errors=True)
+    with contextlib.suppress(FileNotFoundError):  # another one was at it first
+        if not any(map(is_owed, folder.glob("journal-*"))):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def left_over(temporary: Path) -> Iterator[tuple[Path, Heading]]:
     """The journals among temporary files whose records nobody is left to bring home."""
-    for path in sorted(temporary.glob(f"{_FOLDER}*/journal-*")):
-        with contextlib.suppress(OSError):
-            place = path.parent.lstat()
+    for folder in sorted(temporary.glob(f"{_FOLDER}*")):
+        with contextlib.suppress(OSError):  # of a round that ends meanwhile, it may be gone at any moment
+            place = folder.lstat()
             ours = place.st_uid == os.getuid() and not place.st_mode & 0o077  # a pickle of others could do anything
-            if ours and (heading := is_owed(path)) and all(map(is_gone, heading.processes)):
-                yield path, heading
+            for path in sorted(folder.glob("journal-*")) if ours else ():
+                if (heading := is_owed(path)) and all(map(is_gone, heading.processes)):
+                    yield path, heading

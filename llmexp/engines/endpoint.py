@@ -126,7 +126,11 @@ def _require_stream(target: Target, config: Config) -> None:
     else:
         path = "/v1/completions"
         asked["prompt"] = "Hello" if config.client.prompt == "text" else [1]
-    body = target.post(path, json.dumps(asked).encode())
+    try:
+        body = target.post(path, json.dumps(asked).encode())
+    except OSError as error:
+        reason = getattr(error, "reason", error)
+        raise EngineError(f"engine.url: {target.base_url}{path} gives no answer ({reason})") from None
     if not body.lstrip().startswith((b"data:", b":", b"event:")):
         raise EngineError(f"engine.url: {target.base_url}{path} does not stream; it answers with {_start(body)}")
 

@@ -1,5 +1,6 @@
 """Where requests go: the address of an OpenAI-compatible server, and single questions to it."""
 
+import http.client
 import urllib.error
 import urllib.request
 from dataclasses import dataclass, field
@@ -38,6 +39,8 @@ class Target:
         except urllib.error.HTTPError as error:
             reason = self._without_key(str(error.reason).encode()).decode()
             raise EngineError(f"{self.base_url}{path}: the server answered {error.code} {reason}") from None
+        except http.client.HTTPException as error:  # it ends meanwhile, or does not speak HTTP
+            raise ConnectionError(f"no whole answer over HTTP: {type(error).__name__}") from None
         return self._without_key(body)
 
     def _without_key(self, said: bytes) -> bytes:

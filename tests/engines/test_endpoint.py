@@ -57,7 +57,8 @@ def test_where_nothing_answers_the_message_says_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fault", "message"),
     [("html", "does not stream; it answers with HTML"), ("json", "does not stream; it answers with JSON"),
-     ("429", "answered 429"), ("500", "answered 500")],
+     ("429", "answered 429"), ("500", "answered 500"), ("no_http", r"gives no answer \(.*BadStatusLine"),
+     ("close", r"gives no answer \(.*IncompleteRead")],
 )  # fmt: skip
 def test_a_server_that_does_not_stream_is_refused(fault: str, message: str, tmp_path: Path) -> None:
     with golden_server(fault=fault) as server, pytest.raises(EngineError, match=message):

@@ -6,7 +6,7 @@ import stat
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,7 +76,11 @@ def lacking(device: str, count: int) -> str | None:
 
 
 def _holders(names: Iterable[str]) -> str:
-    pids = {_lock_file(name).read_text() for name in names if _lock_file(name).exists()} - {""}
+    pids = set()
+    for name in names:
+        with suppress(OSError):  # swept away, or of another user
+            pids.add(_lock_file(name).read_text())
+    pids -= {""}
     return f"llmexp runs in process {', '.join(sorted(pids)) or 'of another user'}"
 
 
@@ -116,11 +120,18 @@ def _take(held: ExitStack, name: str) -> int | None:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return None
-    if not path.exists() or not os.path.samestat(os.fstat(lock), path.stat(follow_symlinks=False)):
+    if not _is_named(lock, path):
         return None  # swept away by somebody who tidies /tmp; the next look makes a new one
     os.ftruncate(lock, 0)
     os.pwrite(lock, str(os.getpid()).encode(), 0)
     return lock
+
+
+def _is_named(lock: int, path: Path) -> bool:
+    """Whether an open file still has its name."""
+    with suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(lock), path.stat(follow_symlinks=False))
+    return False
 
 
 def _open(path: Path) -> int:

@@ -147,7 +147,7 @@ def _git_commit() -> str | None:
             ["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, check=True, timeout=10
         ).stdout.strip()
         changed = subprocess.run(
-            ["git", "status", "--porcelain", "-uno"],
+            ["git", "--no-optional-locks", "status", "--porcelain", "-uno"],  # the user may be at work there
             cwd=root,
             capture_output=True,
             text=True,

@@ -252,7 +252,11 @@ def _left_over() -> Iterator[Finding]:
                 groups.setdefault(os.getpgid(process.pid), {})[process.pid] = process.memory_info().rss
         except (psutil.Error, ProcessLookupError, PermissionError):
             continue
-    orphaned = {group: family for group, family in groups.items() if _is_orphaned(group)}
+    orphaned = {
+        group: family
+        for group, family in groups.items()
+        if _is_orphaned(group) and any(map(psutil.pid_exists, family))  # and has not ended in good order meanwhile
+    }
     for group, family in orphaned.items():
         pids = ", ".join(map(str, family))
         used = sum(family.values()) / 2**30

@@ -9,19 +9,21 @@ import socket
 import sqlite3
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 import psutil
+import pyarrow.parquet as pq
 from rich.console import Console
 from rich.table import Table
 
 from llmexp import hardware, tracking, words
 from llmexp.arguments import Arguments
-from llmexp.client import journal
+from llmexp.client import journal, spill
 from llmexp.compose import compose
 from llmexp.engines import devices, vllm
 from llmexp.errors import ConfigError, LlmexpError
@@ -83,7 +85,7 @@ def findings(config: Config, mend: bool = False) -> Iterator[Finding]:
     if config.tracking.enabled:
         yield from _store(config, mend)
     yield from _left_over()
-    yield from _journals(Path(tempfile.gettempdir()), mend)
+    yield from _requests_left_over(Path(tempfile.gettempdir()), mend)
 
 
 def _gpus() -> Iterator[Finding]:
@@ -265,25 +267,33 @@ def _left_over() -> Iterator[Finding]:
         yield Finding("engines left over", "ok", f"none; {len(groups)} at work" if groups else "none")
 
 
-def _journals(temporary: Path, mend: bool) -> Iterator[Finding]:
-    """What clients had measured whose machine, or job, ended with all of its processes at once."""
-    what = "requests left over"
+def _requests_left_over(temporary: Path, mend: bool) -> Iterator[Finding]:
+    """What was measured and did not get into its run's folder: all processes ended at once, or the disk was full."""
     for path, heading in list(journal.left_over(temporary)):
         assert heading.spill is not None
-        run = heading.spill.parent
-        told = f"{words.count(len(journal.read(path)[0].rows), 'request')} of {run}, in {path}"
-        begun = run / CONFIG
-        if begun.exists() and begun.stat().st_mtime > path.stat().st_mtime:  # again since, which voids what was before
-            if mend:
-                journal.abandon(path)
-        elif not mend:
-            yield Finding(what, "warn", told, "llmexp doctor --mend puts their trace into the run's folder")
-        else:
-            try:
-                journal.preserve(path)
-                yield Finding(what, "ok", f"{told}: their trace is in the run's folder")
-            except (OSError, LlmexpError) as error:
-                yield Finding(what, "fail", f"{told}: {error}")
+        ways = partial(journal.preserve, path), partial(journal.abandon, path)
+        yield from _owed(path, heading.spill.parent, len(journal.read(path)[0].rows), *ways, mend)
+    for path, home in list(spill.aside(temporary)):
+        ways = partial(spill.bring_home, path, home), partial(spill.drop, path)
+        yield from _owed(path, home.parent, pq.read_metadata(path).num_rows, *ways, mend)
+
+
+def _owed(
+    path: Path, run: Path, number: int, bring_home: Callable[[], None], drop: Callable[[], None], mend: bool
+) -> Iterator[Finding]:
+    what, told = "requests left over", f"{words.count(number, 'request')} of {run}, in {path}"
+    begun = run / CONFIG
+    if begun.exists() and begun.stat().st_mtime > path.stat().st_mtime:  # again since, which voids what was before
+        if mend:
+            drop()
+    elif not mend:
+        yield Finding(what, "warn", told, "llmexp doctor --mend puts their trace into the run's folder")
+    else:
+        try:
+            bring_home()
+            yield Finding(what, "ok", f"{told}: their trace is in the run's folder")
+        except (OSError, LlmexpError) as error:
+            yield Finding(what, "fail", f"{told}: {error}")
 
 
 def _is_orphaned(group: int) -> bool:

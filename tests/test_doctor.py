@@ -1,5 +1,6 @@
 """What `llmexp doctor` finds, how it says it, and that it closes what dead processes have left open."""
 
+import errno
 import os
 import sqlite3
 import subprocess
@@ -8,14 +9,18 @@ import tempfile
 from contextlib import closing
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from llmexp import doctor, liveness, tracking
-from llmexp.client import journal
+from llmexp.client import journal, spill
 from llmexp.client.call import Call
+from llmexp.client.gather import gather
 from llmexp.client.ledger import Ledger
 from llmexp.compose import compose
 from llmexp.doctor import Finding
+from llmexp.errors import StorageError
 from llmexp.schema.config import Config
 
 
@@ -78,6 +83,42 @@ def test_what_clients_had_measured_that_were_killed_with_their_parents_is_brough
     assert [finding.state for finding in told] == ["ok"]
     assert [path.parent.name for path in (tmp_path / "runs").rglob("*.parquet")] == ["cut-off"]
     assert not list(tmp_path.glob("llmexp-client-*"))
+
+
+def test_a_trace_that_a_full_disk_refused_is_brought_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    settings, run = config(tmp_path), tmp_path / "runs" / "s" / "a"
+    run.mkdir(parents=True)
+    (run / "config.yaml").write_text("")
+    os.utime(run / "config.yaml", (0, 0))
+    ledger = Ledger()
+    ledger.add(Call(0, 0.0, 0.0, sent=1.0, end=2.0))
+    trace = gather({0: ledger.drain()}, round_index=0, origin=0.0)
+    put = spill._put
+
+    def refuse(trace: pa.Table, path: Path) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def told(mend: bool = False) -> list[Finding]:
+        return [finding for finding in doctor.findings(settings, mend) if finding.what == "requests left over"]
+
+    def refused() -> None:
+        monkeypatch.setattr(spill, "_put", refuse)
+        with pytest.raises(StorageError):
+            spill.write(trace, run / "requests.parquet")
+
+    refused()
+    assert [finding.state for finding in told()] == ["warn"]
+    (failed,) = told(mend=True)
+    assert failed.state == "fail" and "No space left on device" in failed.found
+    monkeypatch.setattr(spill, "_put", put)
+    (brought,) = told(mend=True)
+    assert brought.state == "ok" and brought.found.startswith(f"1 request of {run}, in ")
+    assert pq.read_table(run / "requests.parquet").equals(trace)
+    refused()
+    os.utime(run / "config.yaml", (2**31, 2**31))  # the run is begun again
+    assert not told() and not told(mend=True)
+    assert not list(tmp_path.glob("llmexp-saved-*"))
 
 
 def test_runs_of_dead_processes_are_listed_and_closed_others_left_alone(tmp_path: Path) -> None:

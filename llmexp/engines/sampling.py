@@ -15,7 +15,8 @@ Sample = dict[str, float | None]
 def sampled(read: Callable[[], Counters], interval_s: float) -> Iterator[list[Sample]]:
     """Collects samples at the start, every `interval_s` in a thread, and at the end: `monotonic_s` and the gauges.
 
-    A reading that fails is left out; the round itself notices a dead engine.
+    A reading that fails is left out; the round itself notices a dead engine. After a block that fails there is none
+    at the end: an engine that hangs would keep its failure back until the reading is given up.
     """
     samples: list[Sample] = []
     over = threading.Event()
@@ -35,5 +36,5 @@ def sampled(read: Callable[[], Counters], interval_s: float) -> Iterator[list[Sa
         yield samples
     finally:
         over.set()
-        thread.join()
-        sample()
+    thread.join()
+    sample()

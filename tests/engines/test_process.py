@@ -3,7 +3,6 @@
 import os
 import signal
 import socket
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -12,6 +11,8 @@ import psutil
 import pytest
 
 from llmexp.engines import process
+from tests.family import running
+from tests.waiting import PATIENCE_S, until
 
 # A front end with a child, as vLLM has; both write their pids. `deaf` ignores SIGTERM.
 FAMILY = """
@@ -27,21 +28,18 @@ sys.exit(7)
 
 
 def family(
-    folder: Path, *, deaf: bool = False, lives_s: float = 600, niceness: int = 0
+    folder: Path, *, deaf: bool = False, lives_s: float = 600, niceness: int = 0, stop_timeout_s: float = 1.0
 ) -> tuple[process.EngineProcess, list[int]]:
     command = [sys.executable, "-c", FAMILY.format(deaf=deaf, lives_s=lives_s)]
-    engine = process.start(command, os.environ, folder / "engine.log", stop_timeout_s=1.0, niceness=niceness)
+    engine = process.start(command, os.environ, folder / "engine.log", stop_timeout_s, niceness)
     return engine, pids_in(folder / "engine.log")
 
 
 def pids_in(log: Path) -> list[int]:
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        words = log.read_text().split() if log.exists() else []
-        if words[:1] == ["family"] and len(words) >= 3:
-            return [int(word) for word in words[1:3]]
-        time.sleep(0.02)
-    raise AssertionError("the family did not start")
+    until(lambda: log.exists() and log.read_text().endswith("\n"), "the family")
+    said, front, child = log.read_text().split()
+    assert said == "family"
+    return [int(front), int(child)]
 
 
 def alive(pid: int) -> bool:
@@ -51,8 +49,8 @@ def alive(pid: int) -> bool:
         return False
 
 
-def gone(pids: list[int], within_s: float = 20) -> bool:
-    deadline = time.monotonic() + within_s
+def gone(pids: list[int]) -> bool:
+    deadline = time.monotonic() + PATIENCE_S
     while any(alive(pid) for pid in pids):
         if time.monotonic() > deadline:
             return False
@@ -84,13 +82,13 @@ def test_stop_ends_every_process(deaf: bool, tmp_path: Path) -> None:
 
 def test_the_children_of_an_engine_that_ends_by_itself_go_too(tmp_path: Path) -> None:
     engine, pids = family(tmp_path, lives_s=0.3)
-    assert engine.popen.wait(20) == 7
+    assert engine.popen.wait(PATIENCE_S) == 7
     assert gone(pids)
     engine.stop()
 
 
 def test_an_engine_that_was_stopped_still_ends_in_good_order(tmp_path: Path) -> None:
-    engine, pids = family(tmp_path)
+    engine, pids = family(tmp_path, stop_timeout_s=PATIENCE_S)
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     engine.stop()
@@ -101,7 +99,7 @@ def test_an_engine_that_was_stopped_still_ends_in_good_order(tmp_path: Path) -> 
 def test_the_exit_code_tells_the_signal(tmp_path: Path) -> None:
     engine, pids = family(tmp_path)
     os.kill(pids[0], signal.SIGKILL)
-    assert engine.popen.wait(20) == 128 + signal.SIGKILL
+    assert engine.popen.wait(PATIENCE_S) == 128 + signal.SIGKILL
     assert gone(pids)
 
 
@@ -113,11 +111,12 @@ def test_an_engine_dies_with_its_owner(how: signal.Signals, tmp_path: Path) -> N
         "time.sleep(600)"
     )
     log = tmp_path / "engine.log"
-    owner = subprocess.Popen([sys.executable, "-c", script, FAMILY.format(deaf=True, lives_s=600), str(log)])
-    pids = pids_in(log)
-    owner.send_signal(how)
-    owner.wait()
-    assert gone(pids)
+    command = [sys.executable, "-c", script, FAMILY.format(deaf=True, lives_s=600), str(log)]
+    with running(command, tmp_path) as owner:
+        pids = pids_in(log)
+        owner.process.send_signal(how)
+        owner.process.wait()
+        assert gone(pids)
 
 
 def test_stop_works_after_the_keeper_was_killed(tmp_path: Path) -> None:
@@ -135,9 +134,9 @@ def test_a_port_is_known_by_the_process_that_listens(tmp_path: Path) -> None:
     )
     engine = process.start([sys.executable, "-c", serve], os.environ, tmp_path / "log", 1.0)
     try:
-        while not (words := (tmp_path / "log").read_text().split()):
-            time.sleep(0.02)
-        assert {address for address, port in engine.listening() if port == int(words[1])} == {"127.0.0.1"}
+        until(lambda: (tmp_path / "log").read_text().endswith("\n"), "the port")
+        served = int((tmp_path / "log").read_text().removeprefix("port "))
+        assert {address for address, port in engine.listening() if port == served} == {"127.0.0.1"}
         with socket.create_server(("127.0.0.1", 0)) as ours:
             assert ours.getsockname()[1] not in {port for _, port in engine.listening()}
     finally:

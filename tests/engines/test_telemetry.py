@@ -1,21 +1,25 @@
 """The telemetry process, with a stand-in for NVML whose device is known."""
 
-import time
 from pathlib import Path
 
 import pytest
 
 from llmexp.engines.telemetry import gpu_sampled
+from tests.waiting import until
 
 NVML = """
 import time
+from pathlib import Path
+asked = Path(__file__).with_name("asked").open("ab", buffering=0)
 class NVMLError(Exception): pass
 NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 1, 2, 0
 class Used: used = 5 << 30
 class Rates: gpu, memory = 80, 40
 def nvmlInit(): pass
 def nvmlDeviceGetHandleByUUID(uuid): return {"GPU-a": 1, "GPU-b": 2}[uuid]
-def nvmlDeviceGetPowerUsage(device): return 100_000 * device
+def nvmlDeviceGetPowerUsage(device):
+    asked.write(b".")
+    return 100_000 * device
 def nvmlDeviceGetTotalEnergyConsumption(device):
     if device == 2: raise NVMLError("not supported")
     return int(time.monotonic() * 1e5)
@@ -52,11 +56,11 @@ def test_each_gpu_is_sampled_before_and_after_in_plain_units() -> None:
 
 
 @pytest.mark.usefixtures("nvml")
-def test_a_long_round_is_sampled_to_its_end() -> None:
+def test_a_long_round_is_sampled_to_its_end(tmp_path: Path) -> None:
+    asked = tmp_path / "asked"
     with gpu_sampled(["GPU-a", "GPU-b"], 0.0005) as samples:
-        time.sleep(1.5)  # some 300 KiB of samples, where a pipe holds 64
-        ended_s = time.monotonic()
-    assert sum(ended_s - 0.2 < (sample["monotonic_s"] or 0.0) < ended_s for sample in samples) > 2
+        until(lambda: asked.stat().st_size > 1000, "the thousandth sample")  # 300 KiB, where a pipe holds 64
+    assert len(samples) == asked.stat().st_size
 
 
 @pytest.mark.parametrize(("uuids", "interval_s"), [([], 0.1), (["GPU-a"], None), (["GPU-unknown"], 0.1)])

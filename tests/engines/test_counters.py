@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmexp.engines import counters
 from llmexp.engines.counters import Counters, Histogram, parse, settled
 from llmexp.errors import EngineError
 from llmexp.measure.engine import bucket, engine_measures
@@ -102,7 +103,8 @@ def test_a_quantile_lies_in_its_bucket(times: list[float], q: float) -> None:
     assert low <= exact <= high
 
 
-def test_an_idle_server_is_read_until_its_counters_rest() -> None:
+def test_an_idle_server_is_read_until_its_counters_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(counters, "_SETTLE_TIMEOUT_S", 600.0)  # the machine may be slow
     readings = [Counters(preemptions=1, requests_running=1), Counters(preemptions=2, requests_running=0)]
     queue = iter([*readings, readings[-1], readings[-1]])
     assert settled(lambda: next(queue)) == readings[-1]

@@ -33,7 +33,11 @@ def test_two_workers_meet_and_listen_on_loopback_alone(by_file: bool, tmp_path: 
         subprocess.Popen([sys.executable, "-c", TWO, str(rank), there], stdout=subprocess.PIPE, env=environment)
         for rank in range(2)
     ]
-    said = [worker.communicate(timeout=120)[0] for worker in workers]
+    try:
+        said = [worker.communicate(timeout=300)[0] for worker in workers]
+    finally:
+        for worker in workers:  # one that waits for the other, if that has failed
+            worker.kill()
     listening = {address for told in said for address in json.loads(told)}
     assert (listening <= {"127.0.0.1"}) == by_file, listening
 

@@ -5,12 +5,16 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from llmexp.client.replay import Replay, replay
 from llmexp.engines.target import Target
 from llmexp.schema.load import ClientConfig, ClosedLoop, LoadConfig
 from llmexp.workloads.workload import Workload, packed
 from tests.golden.server import GoldenServer, Seen
+
+# Within it, two times may belong to one event. A busy machine makes any event later for one of two processes.
+CLOSE_S = 0.1
 
 
 def numbered(
@@ -58,3 +62,14 @@ def send(
 def by_request(server: GoldenServer) -> dict[int, Seen]:
     """What the server saw, by the request's number."""
     return {seen.body["prompt"][0]: seen for seen in server.seen}
+
+
+def lateness_s(found: Replay, seen: Mapping[int, Seen]) -> NDArray[np.float64]:
+    """How much later than the server sent each token, by what it saw of each request, its chunk was read: one row a
+    request."""
+    return np.array(
+        [
+            np.array(row["chunk_s"]) + found.origin_monotonic_s - seen[row["request"]].sent_s
+            for row in found.trace.to_pylist()
+        ]
+    )

@@ -2,11 +2,10 @@
 
 from typing import Any
 
-import numpy as np
 import pytest
 
 from llmexp.schema.load import ClosedLoop
-from tests.client.sending import by_request, numbered, said, send
+from tests.client.sending import CLOSE_S, by_request, lateness_s, numbered, said, send
 from tests.golden.server import golden_server
 
 # Faults that leave the answer whole.
@@ -40,18 +39,18 @@ FATAL = {
 
 @pytest.mark.parametrize("fault", HARMLESS)
 def test_a_harmless_fault_changes_nothing_in_the_trace(fault: Any) -> None:
+    load = ClosedLoop(concurrency=1 if fault == "shredded" else 3)  # 800 writes take the server a while
     with golden_server(fault=fault, ttft_s=0.04, itl_s=0.02, accept_delay_s=0.1) as server:
-        found = send(server, numbered(3, output_tokens=4), ClosedLoop(concurrency=3))
-    rows = found.trace.to_pylist()
-    assert [row["error"] for row in rows] == [None] * 3
-    assert [row["output_tokens"] for row in rows] == [4] * 3
-    assert [row["finish_reason"] for row in rows] == ["length"] * 3
-    truth = by_request(server)
-    for row in rows:
-        assert len(row["chunk_s"]) == 4
-        if fault != "one_write":  # which sends all at the end
-            late = np.array(row["chunk_s"]) + found.origin_monotonic_s - truth[row["request"]].sent_s
-            assert (late > -0.01).all() and (late < 0.1).all()
+        found = send(server, numbered(3, output_tokens=4), load)
+    trace = found.trace
+    assert trace["error"].to_pylist() == [None] * 3
+    assert trace["output_tokens"].to_pylist() == [4] * 3
+    assert trace["finish_reason"].to_pylist() == ["length"] * 3
+    late_s = lateness_s(found, by_request(server))
+    assert late_s.shape == (3, 4)
+    assert (late_s > 0).all()
+    if fault != "one_write":  # which sends all at the end
+        assert (late_s.min(axis=0) < CLOSE_S).all()
 
 
 @pytest.mark.parametrize("fault", FATAL)
@@ -83,7 +82,7 @@ def test_a_role_is_no_token_and_reasoning_is(transport: str) -> None:
         for row, seen in zip(found.trace.to_pylist(), server.seen, strict=True):
             assert row["error"] is None
             assert len(row["chunk_s"]) == 4
-            assert row["first_token_s"] + found.origin_monotonic_s >= seen.sent_s[0] - 0.005
+            assert row["first_token_s"] + found.origin_monotonic_s > seen.sent_s[0]
             assert row["first_token_s"] - row["sent_s"] > 0.19
 
 
@@ -106,13 +105,13 @@ def test_missing_usage_is_unknown_and_no_count_of_chunks(transport: str) -> None
 @pytest.mark.parametrize("transport", ["lean", "openai"])
 def test_a_stalled_request_times_out_alone(transport: str) -> None:
     with golden_server(fault="stall", fault_requests=frozenset({1})) as server:
-        client = {"timeout_s": 1.0, "transport": transport}
+        client = {"timeout_s": 3.0, "transport": transport}
         found = send(server, numbered(3), client=client)
     rows = found.trace.to_pylist()
     assert [row["error"] for row in rows] == [None, rows[1]["error"], None]
-    assert "client.timeout_s=1" in rows[1]["error"]
+    assert "client.timeout_s=3" in rows[1]["error"]
     assert len(rows[1]["chunk_s"]) == 2  # what came before is kept
-    assert 1.0 <= rows[1]["end_s"] - rows[1]["intended_s"] < 2.0
+    assert 3.0 <= rows[1]["end_s"] - rows[1]["intended_s"] < 6.0
 
 
 def test_a_request_that_waits_too_long_in_the_client_is_not_sent() -> None:
@@ -120,7 +119,7 @@ def test_a_request_that_waits_too_long_in_the_client_is_not_sent() -> None:
 
     with golden_server(fault="stall") as server:
         load = Constant(rate=1000.0, max_in_flight=1)
-        found = send(server, numbered(3), load, {"timeout_s": 0.5})
+        found = send(server, numbered(3), load, {"timeout_s": 2.0})
     errors = found.trace["error"].to_pylist()
     assert "no complete answer" in errors[0]
     assert len(server.seen) < 3

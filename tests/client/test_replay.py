@@ -5,32 +5,34 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pyarrow.parquet as pq
 import pytest
 
 from llmexp.client.records import TRACE_SCHEMA
 from llmexp.errors import ConfigError, EngineError
 from llmexp.schema.load import ClosedLoop, Constant, Poisson, Trace
-from tests.client.sending import by_request, numbered, said, send
-from tests.golden.server import golden_server
+from tests.client.sending import CLOSE_S, by_request, lateness_s, numbered, said, send
+from tests.family import command_line, descendants, left
+from tests.golden.server import GoldenServer, golden_server
+from tests.waiting import PATIENCE_S, meanwhile, until
 
 TRANSPORTS = ("lean", "openai")
-# Between a time that the server took and the one that the client took for the same event. Generous, because
-# the machine may be busy: what is tested is that they belong to the same event.
-CLOSE_S = 0.1
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("api", ["completions", "chat"])
 def test_the_trace_tells_what_the_server_did(transport: str, api: str) -> None:
     workload = numbered(6, columns={"messages": [said(f"request {i}") for i in range(6)]})
-    with golden_server(ttft_s=0.03, itl_s=0.01, cached_tokens=3) as server:
-        found = send(server, workload, ClosedLoop(concurrency=2), {"transport": transport, "api": api})
+    with golden_server(ttft_s=0.03, itl_s=0.01, together=2, cached_tokens=3) as server:
+        client = {"transport": transport, "api": api}
+        found = send(server, workload, ClosedLoop(concurrency=2), client, stall_timeout_s=PATIENCE_S)
     trace = found.trace
     assert trace.schema == TRACE_SCHEMA
     assert found.complete
@@ -44,11 +46,10 @@ def test_the_trace_tells_what_the_server_did(transport: str, api: str) -> None:
         seen = by_request(server)
     else:
         seen = {int(s.body["messages"][0]["content"].split()[1]): s for s in server.seen}
+    late_s = lateness_s(found, seen)
+    assert late_s.shape == (6, 4)
+    assert (late_s > 0).all() and (late_s.min(axis=0) < CLOSE_S).all()
     for row in trace.to_pylist():
-        truth = np.array(seen[row["request"]].sent_s) - found.origin_monotonic_s
-        late = np.array(row["chunk_s"]) - truth
-        assert len(truth) == 4
-        assert (late > 0).all() and (late < CLOSE_S).all()
         assert row["first_token_s"] == row["chunk_s"][0]
         assert row["last_token_s"] == row["chunk_s"][-1]
         assert row["intended_s"] <= row["sent_s"] <= row["first_token_s"] <= row["last_token_s"] <= row["end_s"]
@@ -152,21 +153,26 @@ def test_text_and_logprobs_reach_the_trace_where_asked() -> None:
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_a_closed_loop_keeps_its_concurrency_and_order(workers: int) -> None:
-    with golden_server(ttft_s=0.02) as server:
-        found = send(server, numbered(40), ClosedLoop(concurrency=5), {"workers": workers})
+    with golden_server(ttft_s=0.02, together=5) as server:
+        found = send(server, numbered(40), ClosedLoop(concurrency=5), {"workers": workers}, stall_timeout_s=PATIENCE_S)
     assert server.max_in_flight == 5
     assert found.check.asked_in_flight == found.check.max_in_flight == 5
     assert found.trace["request"].to_pylist() == list(range(40))
     assert len(set(found.trace["worker"].to_pylist())) == workers
-    # Requests start in the workload's order, but for one that each worker holds ready.
+    # Requests start in the workload's order. Of those before one that arrives, only such may be to come as a place is
+    # free for (it has one itself), and one that each worker holds ready.
     arrived = np.array([seen.body["prompt"][0] for seen in server.seen])
-    assert np.abs(arrived - np.arange(40)).max() <= 5 + workers
-    assert found.check.littles_law_ratio == pytest.approx(1, abs=0.02)
+    to_come = [request - (arrived[:i] < request).sum() for i, request in enumerate(arrived)]
+    assert max(to_come) <= 4 + workers
+    # A worker's own count begins as it takes a request, somewhere between when it was due and when it was sent.
+    sent, end = (found.trace[name].to_numpy() for name in ("sent_s", "end_s"))
+    waited_s = (sent - found.trace["intended_s"].to_numpy()).sum()
+    assert 1 - 1e-9 <= found.check.littles_law_ratio <= 1 + waited_s / (end - sent).sum()
 
 
 def test_open_loop_requests_go_when_due_and_count_from_then() -> None:
-    with golden_server(ttft_s=0.3) as server:
-        found = send(server, numbered(10), Constant(rate=50.0), {"workers": 2})
+    with golden_server(together=10) as server:
+        found = send(server, numbered(10), Constant(rate=50.0), {"workers": 2}, stall_timeout_s=PATIENCE_S)
     assert found.trace["intended_s"].to_numpy() == pytest.approx(np.arange(10) / 50)
     sent = found.trace["sent_s"].to_numpy()
     assert (sent >= found.trace["intended_s"].to_numpy()).all()
@@ -182,7 +188,8 @@ def test_the_cap_holds_and_the_wait_for_it_is_latency_but_not_lag() -> None:
     assert found.check.asked_in_flight == 2
     waits = found.trace["sent_s"].to_numpy() - found.trace["intended_s"].to_numpy()
     assert (waits[2:4] > 0.09).all() and (waits[4:] > 0.18).all()
-    assert found.check.lag_ms_p99 < 80
+    # Where a place was free, all of the wait is lag; else not the part in which an earlier request was answered.
+    assert found.check.lag_ms_p99 <= 1e3 * max(waits[:2].max(), waits[2:].max() - 0.09)
     assert found.check.saturated and "max_in_flight" in found.check.advice
 
 
@@ -249,9 +256,13 @@ def test_progress_ends_with_all() -> None:
 
 def test_an_interruption_returns_what_was_measured() -> None:
     interrupted = threading.Event()
-    with golden_server(fault="stall", fault_requests=frozenset({3})) as server:
-        threading.Thread(target=lambda: (_wait_for(server, 4), time.sleep(0.2), interrupted.set())).start()
-        found = send(server, numbered(10), interrupted=interrupted)
+
+    def interrupt() -> None:
+        _wait_for(server, 4)
+        interrupted.set()
+
+    with golden_server(fault="stall", fault_requests=frozenset({3})) as server, meanwhile(interrupt):
+        found = send(server, numbered(10), interrupted=interrupted, stall_timeout_s=PATIENCE_S)
     assert not found.complete
     assert found.trace["error"].to_pylist() == [None, None, None, "interrupted"]
 
@@ -274,16 +285,11 @@ def test_ctrl_c_spills_what_was_measured_and_leaves_no_process(tmp_path: Path) -
     )
     spill = tmp_path / "spilled.parquet"
     with golden_server(fault="stall", fault_requests=frozenset(range(4, 10))) as server:
-        process = subprocess.Popen([sys.executable, "-c", script, server.url, str(spill)])
-        _wait_for(server, 6)
-        time.sleep(0.2)
-        process.send_signal(signal.SIGINT)
-        try:
-            assert process.wait(30) == 130
-        finally:
-            process.kill()
-            process.wait()
-        _until(lambda: server.in_flight == 0)
+        with started([sys.executable, "-c", script, server.url, str(spill)]) as process:
+            _wait_for(server, 6)
+            process.send_signal(signal.SIGINT)
+            assert process.wait(PATIENCE_S) == 130
+        until(lambda: server.in_flight == 0)
     trace = pq.read_table(spill)
     assert trace["error"].to_pylist().count("interrupted") == 2
     assert trace["error"].to_pylist().count(None) == len(trace) - 2 == 4
@@ -315,7 +321,7 @@ def test_a_signal_after_the_last_answer_does_not_lose_the_round(tmp_path: Path) 
     spill = tmp_path / "spilled.parquet"
     with golden_server() as server:
         command = [sys.executable, "-c", script, server.url, str(spill)]
-        assert subprocess.run(command, timeout=60).returncode == 130
+        assert subprocess.run(command, timeout=2 * PATIENCE_S).returncode == 130
     assert pq.read_table(spill)["error"].to_pylist() == [None] * 4
 
 
@@ -323,28 +329,30 @@ def test_workers_end_with_their_parent_and_leave_nothing(tmp_path: Path) -> None
     script = "import sys; from tests.client.sending import *; send(sys.argv[1], numbered(2))"
     with golden_server(fault="stall") as server:
         environment = {**os.environ, "TMPDIR": str(tmp_path)}
-        process = subprocess.Popen([sys.executable, "-c", script, server.url], env=environment)
-        _wait_for(server, 1)
-        children = _children(process.pid)
-        process.kill()
-        process.wait()
-        assert children
-        _until(lambda: not any(Path(f"/proc/{child}").exists() for child in children))
+        with started([sys.executable, "-c", script, server.url], environment) as process:
+            _wait_for(server, 1)
+            workers = _workers(process.pid)
+        assert workers and not left(workers, PATIENCE_S)
     assert not list(tmp_path.glob("llmexp-client-*"))
 
 
 def test_a_worker_that_dies_is_reported_and_no_ended_request_is_lost(tmp_path: Path) -> None:
     spill = tmp_path / "spilled.parquet"
+    two_told = threading.Event()  # which they are once they are in a journal
+
+    def hear(ended: int, total: int) -> None:
+        if ended == 2:
+            two_told.set()
 
     def kill_one() -> None:
         _wait_for(server, 4)
-        time.sleep(0.2)
-        os.kill(_children(os.getpid())[0], signal.SIGKILL)
+        assert two_told.wait(PATIENCE_S)
+        _workers(os.getpid())[0].kill()
 
-    with golden_server(fault="stall", fault_requests=frozenset(range(2, 8))) as server:
-        threading.Thread(target=kill_one).start()
+    with golden_server(fault="stall", fault_requests=frozenset(range(2, 8))) as server, meanwhile(kill_one):
+        load, client = ClosedLoop(concurrency=2), {"workers": 2}
         with pytest.raises(EngineError, match="a client worker was ended by SIGKILL"):
-            send(server, numbered(8), ClosedLoop(concurrency=2), {"workers": 2}, spill=spill)
+            send(server, numbered(8), load, client, spill=spill, progress=hear, stall_timeout_s=2 * PATIENCE_S)
     errors = pq.read_table(spill)["error"].to_pylist()
     assert errors.count(None) == 2
     assert errors.count("interrupted") == len(errors) - 2 == 1, "the dead worker's third never ended"
@@ -359,12 +367,9 @@ def test_what_had_ended_when_the_parent_was_killed_is_in_the_runs_folder(tmp_pat
     temporary.mkdir()
     with golden_server(fault="stall", fault_requests=frozenset(range(3, 9))) as server:
         command = [sys.executable, "-c", script, server.url, str(tmp_path / "requests-0.parquet")]
-        process = subprocess.Popen(command, env={**os.environ, "TMPDIR": str(temporary)})
-        _wait_for(server, 5)
-        time.sleep(0.2)
-        process.kill()
-        process.wait()
-        _until(lambda: not any(temporary.iterdir()))
+        with started(command, {**os.environ, "TMPDIR": str(temporary)}):
+            _wait_for(server, 5)
+        until(lambda: not any(temporary.iterdir()))
     rows = [row for path in tmp_path.glob("requests-0.*.parquet") for row in pq.read_table(path).to_pylist()]
     errors = [row["error"] for row in rows]
     assert errors.count(None) == 3
@@ -412,11 +417,11 @@ def test_what_ended_workers_measured_is_in_the_runs_folder_once(how: str, stoppe
     temporary, spill = tmp_path / "tmp", tmp_path / "requests-0.parquet"
     temporary.mkdir()
     stalled = {"fault": "stall", "fault_requests": frozenset({4, 5})} if stopped else {}
-    with golden_server(**stalled) as server:
-        command = [sys.executable, "-c", script, server.url, str(spill)]
-        done = subprocess.run(command, env={**os.environ, "TMPDIR": str(temporary)}, capture_output=True, timeout=60)
+    with golden_server(together=2, **stalled) as server:  # so each worker has one
+        command, environment = [sys.executable, "-c", script, server.url, str(spill)], {"TMPDIR": str(temporary)}
+        done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, timeout=2 * PATIENCE_S)
         assert done.returncode in (130, -signal.SIGKILL, 1), done.stderr
-        _until(lambda: not any(temporary.iterdir()))
+        until(lambda: not any(temporary.iterdir()))
     traces = {path.name: pq.read_table(path) for path in tmp_path.glob("*.parquet")}
     assert sorted(traces) == ([spill.name] if "after" in how else ["requests-0.0.parquet", "requests-0.1.parquet"])
     rows = {row["request"]: row["error"] for trace in traces.values() for row in trace.to_pylist()}
@@ -440,25 +445,26 @@ def test_a_signal_to_all_processes_is_for_the_parent(tmp_path: Path) -> None:
         """
     )
     spill = tmp_path / "requests-0.parquet"
-    with golden_server(fault="stall", fault_requests=frozenset({2})) as server:
-        process = subprocess.Popen([sys.executable, "-c", script, server.url, str(spill)])
+    with (
+        golden_server(fault="stall", fault_requests=frozenset({2})) as server,
+        started([sys.executable, "-c", script, server.url, str(spill)]) as process,
+    ):
         _wait_for(server, 3)
-        time.sleep(0.1)
-        for pid in [*_children(process.pid), process.pid]:
-            os.kill(pid, signal.SIGTERM)
-        assert process.wait(30) == 143
+        for one in (*_workers(process.pid), process):
+            one.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE_S) == 143
     assert pq.read_table(spill)["error"].to_pylist() == [None, None, "interrupted"]
 
 
 def test_an_engine_that_hangs_is_told_from_one_that_is_slow(tmp_path: Path) -> None:
     spill = tmp_path / "spilled.parquet"
-    hangs = pytest.raises(EngineError, match=r"no request got a token for engine\.stall_timeout_s=1 s")
+    hangs = pytest.raises(EngineError, match=r"no request got a token for engine\.stall_timeout_s=2 s")
     with golden_server(fault="stall", fault_requests=frozenset({2})) as server, hangs:
-        send(server, numbered(4), stall_timeout_s=1.0, spill=spill)
+        send(server, numbered(4), stall_timeout_s=2.0, spill=spill)
     assert pq.read_table(spill)["error"].to_pylist() == [None, None, "interrupted"]
-    with golden_server(ttft_s=0.6, itl_s=0.6) as server:
-        load = Constant(rate=0.5)  # between its requests it owes nothing
-        assert send(server, numbered(2, output_tokens=3), load, stall_timeout_s=1.0).complete
+    with golden_server(ttft_s=0.2, itl_s=0.2) as server:
+        load = Constant(rate=0.2)  # a request takes 2.4 s, and for 2.6 s the engine owes nothing
+        assert send(server, numbered(2, output_tokens=12), load, stall_timeout_s=2.0).complete
 
 
 def test_an_engine_that_only_lets_requests_time_out_hangs() -> None:
@@ -468,17 +474,18 @@ def test_an_engine_that_only_lets_requests_time_out_hangs() -> None:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_worker_that_hangs_ends_the_round_too(workers: int, tmp_path: Path) -> None:
+    told = threading.Event()
+
     def stop_them() -> None:
-        _wait_for(server, 4)
-        time.sleep(0.1)
-        for child in _children(os.getpid()):
-            os.kill(child, signal.SIGSTOP)
+        assert told.wait(PATIENCE_S)
+        for worker in _workers(os.getpid()):
+            worker.suspend()
 
     spill = tmp_path / "spilled.parquet"
-    with golden_server(ttft_s=0.2) as server:
-        threading.Thread(target=stop_them).start()
+    with golden_server(ttft_s=0.2) as server, meanwhile(stop_them):
+        told_of = {"progress": lambda ended, total: ended and told.set(), "spill": spill}
         with pytest.raises(EngineError, match="stall_timeout_s"):
-            send(server, numbered(200), client={"workers": workers}, stall_timeout_s=1.0, spill=spill)
+            send(server, numbered(200), client={"workers": workers}, stall_timeout_s=2.0, **told_of)
     assert pq.read_table(spill)["error"].to_pylist()[0] is None
 
 
@@ -487,17 +494,20 @@ def test_a_host_that_does_not_exist_is_named() -> None:
         send("http://nowhere.invalid:8000", numbered(1))
 
 
-def _wait_for(server: Any, requests: int) -> None:
-    _until(lambda: len(server.seen) >= requests)
+@contextmanager
+def started(command: list[str], environment: dict[str, str] | None = None) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that is killed at the end of the block."""
+    process = subprocess.Popen(command, env=environment)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
 
 
-def _until(condition: Any) -> None:
-    for _ in range(2000):
-        if condition():
-            return
-        time.sleep(0.01)
-    raise AssertionError("it never came about")
+def _wait_for(server: GoldenServer, requests: int) -> None:
+    until(lambda: len(server.seen) >= requests)
 
 
-def _children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+def _workers(pid: int) -> list[psutil.Process]:
+    return [process for process in descendants(pid) if "llmexp.client.worker" in command_line(process)]

@@ -48,10 +48,14 @@ Fault = Literal[
 
 @dataclass(frozen=True)
 class Behaviour:
-    """What the server does. `fault_requests`: which requests have the fault, by arrival (None: all)."""
+    """What the server does. `fault_requests`: which requests have the fault, by arrival (None: all).
+
+    Nothing is answered before `together` requests were in flight at once: what holds then is no matter of speed.
+    """
 
     ttft_s: float = 0.0
     itl_s: float = 0.0
+    together: int = 1
     fault: Fault | None = None
     fault_requests: frozenset[int] | None = None
     bundle: int = 2
@@ -198,6 +202,8 @@ class GoldenServer:
         self, seen: Seen, number: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> bool:
         b = self.behaviour
+        while self.max_in_flight < b.together:
+            await asyncio.sleep(0.001)
         affected = b.fault_requests is None or number in b.fault_requests
         fault = b.fault if affected else None
         if fault in _WHOLE_ANSWERS:

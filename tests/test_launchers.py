@@ -5,7 +5,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,9 +14,10 @@ from omegaconf import DictConfig, OmegaConf
 from llmexp import launchers
 from llmexp.analyze.study import from_mlflow, load_study
 from llmexp.task import Worker
-from tests.family import descendants, left
+from tests.family import Command, descendants, left, running
 from tests.golden.server import golden_server
 from tests.test_study import FEW, in_mlflow, llmexp
+from tests.waiting import PATIENCE_S
 
 
 def base(launcher: str, **settings: object) -> DictConfig:
@@ -26,17 +26,12 @@ def base(launcher: str, **settings: object) -> DictConfig:
 
 def test_joblib_makes_the_same_study_and_leaves_nothing_behind_when_killed(tmp_path: Path) -> None:
     arguments = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "arm=a,b", "rounds=8", "study.name=s"]
-    with golden_server(ttft_s=0.1) as server:
+    with golden_server(ttft_s=0.2) as server:
         command = [sys.executable, "-m", "llmexp", "-m", *FEW, f"engine.url={server.url}", *arguments]
-        with (tmp_path / "out").open("w") as out:
-            killed = subprocess.Popen(command, cwd=tmp_path, stdout=out, stderr=out)
-        while not list(tmp_path.glob("runs/s/*/requests-1.parquet")):
-            assert killed.poll() is None, (tmp_path / "out").read_text()
-            time.sleep(0.01)
-        family = descendants(killed.pid)
-        killed.kill()
-        killed.wait()
-        assert not left(family, within_s=30)
+        with running(command, tmp_path) as killed:
+            killed.comes_to(lambda: any(tmp_path.glob("runs/s/*/requests-1.parquet")))
+            family = descendants(killed.process.pid)
+        assert family and not left(family, PATIENCE_S)
         done = llmexp(tmp_path, server, *arguments)
     assert done.returncode == 0, done.stderr
     assert "2 runs on 2 engine launches" in done.stderr and "0 complete already" in done.stderr
@@ -51,21 +46,20 @@ def test_joblib_makes_the_same_study_and_leaves_nothing_behind_when_killed(tmp_p
 @pytest.fixture(scope="module")
 def mlflow_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("mlflow_server")
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
-    stores = ["--backend-store-uri", f"sqlite:///{folder}/mlflow.db", "--artifacts-destination", str(folder / "files")]
-    with (folder / "log").open("w") as log:
-        running = subprocess.Popen([*command, *stores], stdout=log, stderr=log, start_new_session=True)
-    try:
-        deadline = time.monotonic() + 120
-        while "startup complete" not in (folder / "log").read_text():
-            assert running.poll() is None and time.monotonic() < deadline, (folder / "log").read_text()
-            time.sleep(0.1)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        os.killpg(running.pid, signal.SIGTERM)
-        running.wait(30)
+    with socket.socket() as held:  # from others, not from a server that may reuse an address on which none listens
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        place = ["--host", "127.0.0.1", "--port", str(held.getsockname()[1]), "--workers", "1"]
+        stores = [f"--backend-store-uri=sqlite:///{folder}/mlflow.db", f"--artifacts-destination={folder / 'files'}"]
+        command = [sys.executable, "-m", "mlflow", "server", *place, *stores]
+        with (folder / "log").open("w") as log:
+            server = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+        try:
+            Command(server, folder / "log").comes_to(lambda: "startup complete" in (folder / "log").read_text())
+            yield f"http://127.0.0.1:{place[3]}"
+        finally:
+            os.killpg(server.pid, signal.SIGTERM)
+            server.wait(PATIENCE_S)
 
 
 def test_jobs_of_a_scheduler_meet_on_a_tracking_server(mlflow_server: str, tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import re
 import shutil
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -19,25 +18,30 @@ from llmexp import liveness, results, tracking
 from llmexp.analyze.study import load_study
 from llmexp.results import RunResult, load_run
 from llmexp.schema.config import TrackingConfig
+from tests.family import running
 from tests.golden.server import GoldenServer, golden_server
+from tests.waiting import meanwhile, until
 
+# All requests are in flight at once: where one has to follow another, a client that a busy machine holds up for a few
+# milliseconds makes the run invalid.
 FEW = [
     "engine=endpoint", "model=tiny_random", "gpu=cpu", "kv.block_size=16", "client.lag_limit_ms=10000", "rounds=1",
     "workload=unique_prefix", "workload.num_requests=4", "workload.prefix_tokens=64", "workload.suffix_tokens=16",
-    "workload.output_tokens=3", "max_num_seqs=2",
+    "workload.output_tokens=3", "max_num_seqs=4",
 ]  # fmt: skip
+WITHIN_S = 500.0  # where everything takes a while, but before pytest gives up, which ends no threads
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[GoldenServer]:
-    with golden_server(ttft_s=0.05) as running:
-        yield running
+    with golden_server(ttft_s=0.05) as served:
+        yield served
 
 
 def llmexp(folder: Path, server: GoldenServer, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Runs the command on the server, in a folder of its own."""
     command = [sys.executable, "-m", "llmexp", "-m", *FEW, f"engine.url={server.url}", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=200, check=False)
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=WITHIN_S, check=False)
 
 
 def runs_of(folder: Path) -> dict[str, RunResult]:
@@ -182,17 +186,12 @@ def test_a_run_whose_workload_changed_since_it_was_planned_is_not_made(tmp_path:
     with golden_server(ttft_s=1.0) as slow:
 
         def edit() -> None:
-            while not slow.seen and not over.is_set():
-                time.sleep(0.01)
+            until(lambda: slow.seen)
             prompts.write_text('{"token_ids": [5, 6, 7, 8], "output_tokens": 3}\n')
 
-        over = threading.Event()
-        editor = threading.Thread(target=edit)
-        editor.start()
         where = [f"engine.url={slow.url}", f"runs_dir={tmp_path}", "tracking=off", "study.name=s"]
-        done = subprocess.run([*command, *where], capture_output=True, text=True, timeout=200, check=False)
-        over.set()
-        editor.join()
+        with meanwhile(edit):
+            done = subprocess.run([*command, *where], capture_output=True, text=True, timeout=WITHIN_S, check=False)
     assert done.returncode == 1, done.stderr
     assert "failed: arm-b.trial-0: arm-b.trial-0: its config or workload is not the planned one" in done.stderr
     assert list(runs_of(tmp_path / "s")) == ["arm-a.trial-0"]
@@ -231,13 +230,9 @@ def test_an_mlflow_store_whose_making_was_cut_off_is_made_anew(tmp_path: Path) -
         "import sys; from llmexp import tracking; from llmexp.schema.config import TrackingConfig\n"
         "tracking.open_store(TrackingConfig(dir=sys.argv[1]))"
     )
-    maker = subprocess.Popen([sys.executable, "-c", script, str(tmp_path / "mlruns")])
-    while not list(tmp_path.glob("mlruns/mlflow.*")):
-        assert maker.poll() is None
-        time.sleep(0.001)
-    time.sleep(0.2)  # into the migrations
-    maker.kill()
-    maker.wait()
+    with running([sys.executable, "-c", script, str(tmp_path / "mlruns")], tmp_path) as maker:
+        maker.comes_to(lambda: any(tmp_path.glob("mlruns/mlflow.*")))
+        time.sleep(0.2)  # into the migrations
     assert in_mlflow(tmp_path) == []
 
 
@@ -322,17 +317,17 @@ def test_a_plan_marks_what_is_broken(finished: Path, server: GoldenServer, tmp_p
 def test_a_study_goes_on_with_its_runs_whatever_keys_are_swept(server: GoldenServer, tmp_path: Path) -> None:
     """Runs are known by what was asked of them: by fewer swept keys, then by the first ones in another order."""
     common = ("study.name=s", "study.compare=arm", "tracking=off")
-    assert llmexp(tmp_path, server, "arm=a,b", "max_num_seqs=2,3", *common).returncode == 0
+    assert llmexp(tmp_path, server, "arm=a,b", "max_num_seqs=4,5", *common).returncode == 0
     sent, folders = len(server.seen), sorted(path.parent for path in (tmp_path / "runs").glob("s/*/summary.json"))
-    narrow = llmexp(tmp_path, server, "arm=a,b", "max_num_seqs=2", *common)
+    narrow = llmexp(tmp_path, server, "arm=a,b", "max_num_seqs=4", *common)
     assert "2 runs on 1 engine launch; 2 complete already" in narrow.stderr
     assert (
-        "It holds 2 more runs that this sweep does not ask for, such as arm-a.max_num_seqs-3.trial-0" in narrow.stderr
+        "It holds 2 more runs that this sweep does not ask for, such as arm-a.max_num_seqs-5.trial-0" in narrow.stderr
     )
     study = load_study(tmp_path / "runs" / "s")
-    assert {run.name for run in study.runs} == {"arm-a.max_num_seqs-2.trial-0", "arm-b.max_num_seqs-2.trial-0"}
+    assert {run.name for run in study.runs} == {"arm-a.max_num_seqs-4.trial-0", "arm-b.max_num_seqs-4.trial-0"}
     assert [len(pairing.pairs) for pairing in study.compare().pairings] == [1]
-    wide = llmexp(tmp_path, server, "rounds=1,2", "max_num_seqs=2,3", "arm=a,b", *common)
+    wide = llmexp(tmp_path, server, "rounds=1,2", "max_num_seqs=4,5", "arm=a,b", *common)
     assert "8 runs on" in wide.stderr and "4 complete already" in wide.stderr, wide.stderr
     study = load_study(tmp_path / "runs" / "s")
     assert [len(pairing.pairs) for pairing in study.compare().pairings] == [1, 1, 1, 1]
@@ -354,6 +349,6 @@ def test_arms_with_other_requests_are_no_pair(server: GoldenServer, tmp_path: Pa
 
 def test_a_report_on_an_empty_folder_says_what_to_do(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "llmexp", "report", str(tmp_path)]
-    refused = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    refused = subprocess.run(command, capture_output=True, text=True, check=False)
     assert refused.returncode == 2
     assert "no study.json here; run a study first: python -m llmexp -m" in refused.stderr

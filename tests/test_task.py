@@ -3,7 +3,6 @@
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -14,12 +13,14 @@ from llmexp.errors import ConfigError
 from llmexp.report.command import report
 from tests.analyze.synthetic import make_study
 from tests.engines.test_endpoint import SMALL
+from tests.family import running
 from tests.golden.server import golden_server
+from tests.waiting import PATIENCE_S
 
 
 def command(folder: Path, url: str, *overrides: str) -> subprocess.CompletedProcess[str]:
     fixed = ["engine=endpoint", f"engine.url={url}", "model=tiny_random", "gpu=cpu", "kv.block_size=16", "tracking=off"]
-    run = [*fixed, *SMALL, "workload=unique_prefix", "rounds=1", "max_num_seqs=2", "client.lag_limit_ms=10000"]
+    run = [*fixed, *SMALL, "workload=unique_prefix", "rounds=1", "max_num_seqs=4", "client.lag_limit_ms=10000"]
     return subprocess.run(
         [sys.executable, "-m", "llmexp", *run, "study.name=s", *overrides], cwd=folder, capture_output=True, text=True
     )
@@ -59,15 +60,12 @@ def test_an_interruption_before_anything_was_measured_says_so(how: signal.Signal
     overrides = ["engine=endpoint", "model=tiny_random", "gpu=cpu", "kv.block_size=16", "tracking=off", *SMALL]
     with golden_server(ttft_s=60.0) as server:
         command = [sys.executable, "-m", "llmexp", f"engine.url={server.url}", *overrides, "study.name=s"]
-        running = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
-        while not server.seen:  # of the warm-up, or the question whether it streams
-            assert running.poll() is None
-            time.sleep(0.05)
-        running.send_signal(how)
-        _, said = running.communicate(timeout=60)
-    assert running.returncode == code
-    assert said.splitlines()[-1] == "llmexp: interrupted before anything was measured"
-    assert "requests.parquet" not in said
+        with running(command, tmp_path) as run:
+            run.comes_to(lambda: bool(server.seen))  # of the warm-up, or the question whether it streams
+            run.process.send_signal(how)
+            assert run.process.wait(PATIENCE_S) == code
+    assert run.said.splitlines()[-1] == "llmexp: interrupted before anything was measured"
+    assert "requests.parquet" not in run.said
 
 
 @pytest.mark.parametrize(

@@ -187,12 +187,19 @@ def _make_database(database: Path, artifacts: Path) -> None:
 
 
 def _experiment(client: "MlflowClient", name: str, artifacts: str | None) -> str:
+    from mlflow.exceptions import MlflowException
+
     found = client.get_experiment_by_name(name)
-    if found:
-        return str(found.experiment_id)
-    # Of the kinds that MLflow's UI knows, the one whose list of runs shows metrics and parameters.
-    kind = {"mlflow.experimentKind": "custom_model_development"}
-    return str(client.create_experiment(name, artifacts, tags=kind))
+    if found is None:
+        # Of the kinds that MLflow's UI knows, the one whose list of runs shows metrics and parameters.
+        kind = {"mlflow.experimentKind": "custom_model_development"}
+        try:
+            return str(client.create_experiment(name, artifacts, tags=kind))
+        except MlflowException:
+            found = client.get_experiment_by_name(name)  # another process may have made it meanwhile
+            if found is None:
+                raise
+    return str(found.experiment_id)
 
 
 @_reached

@@ -164,6 +164,25 @@ def test_processes_share_a_fresh_store(tmp_path: Path) -> None:
     assert len(client.search_runs([experiment])) == 4
 
 
+def test_two_processes_that_make_an_experiment_at_once_share_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a server, where no lock of ours keeps the other off."""
+    from mlflow import MlflowClient
+
+    settings = TrackingConfig(uri=tracking.store_uri(config(tmp_path).tracking), experiment="new")
+    tracking.open_store(config(tmp_path).tracking)
+    create, made = MlflowClient.create_experiment, []
+
+    def a_moment_late(client: MlflowClient, name: str, *more: object, **options: object) -> str:
+        made.append(create(client, name, *more, **options))
+        return create(client, name, *more, **options)
+
+    monkeypatch.setattr(MlflowClient, "create_experiment", a_moment_late)
+    _, experiment = tracking.open_store(settings)
+    assert made == [experiment]
+
+
 @pytest.mark.parametrize(
     ("version", "taken"), [("2.22.5", False), ("3.9.0", False), ("3.10.0rc1", True), ("4.0", True)]
 )

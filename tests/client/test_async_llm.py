@@ -23,6 +23,7 @@ from llmexp.engines.host import Host
 from llmexp.errors import EngineError
 from llmexp.schema.load import ClientConfig, ClosedLoop, Constant
 from llmexp.workloads.workload import Workload, packed
+from tests.waiting import PATIENCE_S, meanwhile, until
 
 TTFT_S, ITL_S = 0.05, 0.02
 
@@ -36,6 +37,7 @@ class Engine:
     errored: bool = False
     closed: list[int] = field(default_factory=list)  # requests that were given up
     seen: list[dict[str, Any]] = field(default_factory=list)
+    hanging: threading.Event = field(default_factory=threading.Event)
 
     async def generate(self, *, request_id: str, **body: Any) -> AsyncIterator[Any]:
         index = int(request_id.partition("-")[0])
@@ -45,7 +47,10 @@ class Engine:
             if index == self.fails:
                 raise ValueError("a bad request")
             for k in range(body["max_tokens"]):
-                await asyncio.sleep(3600 if index == self.hangs and k else TTFT_S if k == 0 else ITL_S)
+                if index == self.hangs and k:
+                    self.hanging.set()
+                    await asyncio.Event().wait()
+                await asyncio.sleep(TTFT_S if k == 0 else ITL_S)
                 last = k == body["max_tokens"] - 1
                 times = SimpleNamespace(
                     queued_ts=queued,
@@ -78,7 +83,7 @@ class Hosted:
         self._ready = threading.Event()
         self.thread = threading.Thread(target=self._serve, daemon=True)
         self.thread.start()
-        assert self._ready.wait(10)
+        assert self._ready.wait(PATIENCE_S)
 
     def _serve(self) -> None:
         async def serve() -> None:
@@ -92,7 +97,7 @@ class Hosted:
     def end(self) -> None:
         """Ends the host like a process that dies: every connection closes."""
         self._loop.call_soon_threadsafe(self._over.set)
-        self.thread.join(10)
+        self.thread.join(PATIENCE_S)
         for task in asyncio.all_tasks(self._loop):
             task.cancel()
         self._loop.run_until_complete(asyncio.sleep(0.05))
@@ -155,7 +160,7 @@ def test_a_request_that_the_engine_refuses_fails_alone(hosted: Hosted) -> None:
 
 def test_a_request_that_takes_too_long_is_given_up(hosted: Hosted) -> None:
     hosted.engine.hangs = 1
-    trace = replay(hosted.host, workload(), ClosedLoop(concurrency=2), ClientConfig(timeout_s=0.6), round_index=0).trace
+    trace = replay(hosted.host, workload(), ClosedLoop(concurrency=2), ClientConfig(timeout_s=3.0), round_index=0).trace
     errors = trace["error"].to_pylist()
     assert "client.timeout_s" in errors[1] and errors[0] is errors[2] is None
     assert hosted.engine.closed == [1]
@@ -165,10 +170,16 @@ def test_a_request_that_takes_too_long_is_given_up(hosted: Hosted) -> None:
 def test_an_interruption_keeps_what_was_measured_and_the_engine_serves_on(hosted: Hosted) -> None:
     hosted.engine.hangs = 1
     interrupted = threading.Event()
-    threading.Timer(0.5, interrupted.set).start()
-    sent = replay(
-        hosted.host, workload(), ClosedLoop(concurrency=1), ClientConfig(), round_index=0, interrupted=interrupted
-    )
+
+    def interrupt() -> None:
+        assert hosted.engine.hanging.wait(PATIENCE_S)
+        interrupted.set()
+
+    with meanwhile(interrupt):
+        sent = replay(
+            hosted.host, workload(), ClosedLoop(concurrency=1), ClientConfig(), round_index=0, interrupted=interrupted,
+            stall_timeout_s=2 * PATIENCE_S,
+        )  # fmt: skip
     assert not sent.complete
     assert sent.trace["error"].to_pylist() == [None, "interrupted"]
     hosted.engine.hangs = None
@@ -186,10 +197,7 @@ def test_a_trace_that_nobody_gathers_is_left_by_the_engines_process(
     with monkeypatch.context() as dying, pytest.raises(MemoryError):
         dying.setattr("llmexp.client.replay.gather", killed)
         replay(hosted.host, workload(), ClosedLoop(concurrency=1), ClientConfig(), round_index=0, spill=spill)
-    for _ in range(1000):
-        if not list(tmp_path.glob("llmexp-client-*")):
-            break
-        time.sleep(0.01)
+    until(lambda: not any(tmp_path.glob("llmexp-client-*")))
     assert pq.read_table(tmp_path / "requests-0.0.parquet")["error"].to_pylist() == [None] * 6
     replay(hosted.host, workload(), ClosedLoop(concurrency=1), ClientConfig(), round_index=1, spill=spill)
     assert sorted(path.name for path in tmp_path.glob("*")) == [
@@ -212,18 +220,19 @@ def test_a_caller_that_dies_before_the_round_leaves_no_prompts_behind(
     monkeypatch.setattr("llmexp.client.async_llm.abandon", lambda path: shutil.rmtree(path.parent))
     with pytest.raises(KeyboardInterrupt):
         replay(hosted.host, workload(), ClosedLoop(concurrency=1), ClientConfig(), round_index=0)
-    for _ in range(1000):
-        if not list(tmp_path.glob("llmexp-client-*")):
-            return
-        time.sleep(0.01)
-    raise AssertionError("they are still there")
+    until(lambda: not any(tmp_path.glob("llmexp-client-*")))
 
 
 def test_a_host_that_dies_in_a_round_is_told(hosted: Hosted) -> None:
     hosted.engine.hangs = 0
-    threading.Timer(0.5, hosted.end).start()
-    with pytest.raises(EngineError):
-        replay(hosted.host, workload(), ClosedLoop(concurrency=1), ClientConfig(), round_index=0)
+
+    def die() -> None:
+        assert hosted.engine.hanging.wait(PATIENCE_S)
+        hosted.end()
+
+    with meanwhile(die), pytest.raises(EngineError, match="did not hand over its records"):
+        load, limit_s = ClosedLoop(concurrency=1), 2 * PATIENCE_S
+        replay(hosted.host, workload(), load, ClientConfig(), round_index=0, stall_timeout_s=limit_s)
 
 
 def test_where_no_host_is_the_round_does_not_begin(tmp_path: Path) -> None:

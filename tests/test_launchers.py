@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from llmexp import launchers
+from llmexp import interrupt, launchers
 from llmexp.analyze.study import from_mlflow, load_study
 from llmexp.task import Worker
 from tests.family import Command, descendants, left, running
@@ -97,6 +97,7 @@ def test_a_job_has_the_studys_variables_not_its_launchers(monkeypatch: pytest.Mo
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setenv("MKL_NUM_THREADS", "7")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
+    monkeypatch.setattr(interrupt, "install", lambda: None)  # not in the tests' own process
     worker = launchers.worker_of("LocalLauncher")
     assert worker.owner is None
     monkeypatch.setenv("OMP_NUM_THREADS", "1")

@@ -121,9 +121,12 @@ def _signal_all(stage: str, number: int, group: bool = False) -> Callable[[Case]
 def _signal_engine(stage: str, name: str, number: int) -> Callable[[Case], None]:
     def inject(case: Case) -> None:
         hangs = f"engine.stall_timeout_s={8 if case.vllm else 1.5}"
+        case.answers_slowly()
         case.start(*([hangs] if number == signal.SIGSTOP else []))
         _jitter(case, stage)
-        case.kill(case.process(name), number)
+        while case.hit_at == float("inf"):
+            with contextlib.suppress(ProcessLookupError):  # it has ended by itself meanwhile; another one will come
+                case.kill(case.process(name), number)
 
     return inject
 
@@ -131,8 +134,8 @@ def _signal_engine(stage: str, name: str, number: int) -> Callable[[Case], None]
 def _behaving(**behaviour: object) -> Callable[[Case], None]:
     def inject(case: Case) -> None:
         case.environment["FAULT_BEHAVIOUR"] = json.dumps(behaviour)
-        case.arguments += ["client.timeout_s=2", "engine.stall_timeout_s=1.5"]
-        case.start()
+        case.arguments.append("client.timeout_s=2")
+        case.start("engine.stall_timeout_s=1.5")
 
     return inject
 
@@ -221,6 +224,7 @@ def _locked(stage: str | None) -> Callable[[Case], None]:
 
 
 def _broken_store(case: Case) -> None:
+    case.answers_slowly()  # so that nobody writes into it meanwhile
     case.start()
     case.until(STAGES["round"])
     database = case.folder / "mlruns" / "mlflow.db"
@@ -437,17 +441,21 @@ def parallel_studies(made: Site, count: int) -> list[Found]:
         case.arguments += [url, f"study.name=s{k}"]
         case.runs = case.folder / "runs" / f"s{k}"
         cases.append(case)
-    for case in cases:
-        case.start()
     found = []
-    for case in cases:
-        one = Found("so many studies log into one store", f"{count} at once")
-        try:
-            case.look(one)
-        except AssertionError as error:
-            one.message.append(f"FAILED: {error}")
-        one.resumed = one.exit_code == 0 and len(case.results()) == len(RUNS)
-        found.append(one)
+    try:
+        for case in cases:
+            case.start()
+        for case in cases:
+            one = Found("so many studies log into one store", f"{count} at once")
+            try:
+                case.look(one)
+            except AssertionError as error:
+                one.message.append(f"FAILED: {error}")
+            one.resumed = one.exit_code == 0 and len(case.results()) == len(RUNS)
+            found.append(one)
+    finally:
+        for case in cases:
+            case.close()
     client, experiment = tracking.open_store(TrackingConfig(dir=str(shared / "mlruns")))
     states = [run.info.status for run in client.search_runs([experiment], max_results=10000)]
     if states != ["FINISHED"] * count * (len(RUNS) + 1):

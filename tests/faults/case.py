@@ -1,6 +1,7 @@
 """One injection: a study is started, a fault hits it, what is left behind is looked at, and the study resumes."""
 
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -40,6 +41,7 @@ KEEPER = "keeper.py"
 # A request that ends so shortly before a kill may not have reached the journal: a heartbeat, on a loaded machine.
 GRACE_S = 0.06
 PATIENCE_S = 400.0
+PARTING_S = 120.0  # what was orphaned ends by itself, but not before it has seen to what it holds
 CLOCK_TICK_S = 0.02  # by which a file's time may lie behind the clock
 
 
@@ -115,8 +117,15 @@ class Case:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(server.pid, signal.SIGKILL)
             server.wait()
+        if self._pid and self._nursery.poll(self._pid) is None:
+            os.kill(self._pid, signal.SIGKILL)
         for process in self.processes():
-            process.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+
+    def answers_slowly(self) -> None:
+        """Makes a round of the stand-in last some seconds, for a fault that takes a while to be brought about."""
+        self.environment["FAULT_BEHAVIOUR"] = json.dumps({"itl_s": 0.2})
 
     def start(self, *more: str) -> int:
         """Starts the study and returns its PID."""
@@ -139,15 +148,18 @@ class Case:
 
     def fresh(self, path: Path) -> bool:
         """Whether the command that was started last has written a file."""
-        return path.exists() and path.stat().st_mtime > self._began - CLOCK_TICK_S
+        with contextlib.suppress(FileNotFoundError):  # the parts of a trace go once they are joined
+            return path.stat().st_mtime > self._began - CLOCK_TICK_S
+        return False
 
     def kill(self, pid: int, number: int = signal.SIGKILL) -> None:
         """Sends a signal; the fault has hit."""
         if self.vllm and self.hit_at == float("inf"):
             self._owed = self._finished_by_vllm()
             time.sleep(GRACE_S)
-        self.hit_at = min(self.hit_at, time.monotonic())
+        now = time.monotonic()
         os.kill(pid, number)  # of a negative PID: its process group
+        self.hit_at = min(self.hit_at, now)
 
     def ended(self) -> int:
         """Waits for the end, and returns the exit code."""
@@ -158,7 +170,7 @@ class Case:
         return code
 
     def said(self) -> str:
-        return self.out.read_text()
+        return self.out.read_text(errors="replace")
 
     def processes(self, name: str = "") -> list[psutil.Process]:
         """The living processes that the command has started, by a word in their command line."""
@@ -187,6 +199,7 @@ class Case:
                 with contextlib.suppress(psutil.Error):
                     if name == KEEPER or KEEPER not in " ".join(process.cmdline()):
                         return process.pid
+            assert self._nursery.poll(self._pid) is None, f"it ended without {name}: {self.said()}"
             assert time.monotonic() < deadline, f"no {name} comes up: {self.said()}"
             time.sleep(0.005)
 
@@ -260,12 +273,13 @@ class Case:
     def look(self, found: Found) -> None:
         """Notes what the fault has left behind."""
         found.exit_code = self.ended()
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + PARTING_S
         while (left := self.processes()) and time.monotonic() < deadline:
             time.sleep(0.05)
         found.orphans = len(left)
         for process in left:
-            process.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
         for path, _ in journal.left_over(self._temporary):  # as `llmexp doctor --mend` does
             journal.preserve(path)
         found.litter = [path.name for path in self._temporary.glob("llmexp-[!s]*")]  # not what was saved there

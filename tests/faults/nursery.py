@@ -1,6 +1,7 @@
 """Forks llmexp commands off a process that has imported everything: real processes, in a tenth of their usual time.
 
-`python -m tests.faults.nursery` reads a JSON line an order from standard input and answers with one.
+`python -m tests.faults.nursery` reads a JSON line an order from standard input and answers with one; both
+begin with the order's number.
 """
 
 import contextlib
@@ -23,6 +24,7 @@ class Nursery:
 
     def __init__(self) -> None:
         self._asking = threading.Lock()
+        self._asked = 0
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.faults.nursery"],
             stdin=subprocess.PIPE,
@@ -46,9 +48,13 @@ class Nursery:
     def _ask(self, **order: Any) -> Any:
         assert self._process.stdin is not None and self._process.stdout is not None
         with self._asking:
-            self._process.stdin.write(json.dumps(order) + "\n")
+            self._asked += 1
+            self._process.stdin.write(json.dumps([self._asked, order]) + "\n")
             self._process.stdin.flush()
-            return json.loads(self._process.stdout.readline())
+            answered, answer = 0, None
+            while answered != self._asked:  # a test's timeout may have come between a question and its answer
+                answered, answer = json.loads(self._process.stdout.readline())
+            return answer
 
 
 def main() -> None:
@@ -56,7 +62,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     codes: dict[int, int] = {}
     for line in sys.stdin:
-        order = json.loads(line)
+        number, order = json.loads(line)
         if "poll" in order:
             if order["poll"] not in codes:
                 pid, status = os.waitpid(order["poll"], os.WNOHANG)
@@ -68,7 +74,7 @@ def main() -> None:
                 answers.close()
                 _become(order)
             codes.pop(answer, None)  # of an earlier process with this PID
-        answers.write(json.dumps(answer) + "\n")
+        answers.write(json.dumps([number, answer]) + "\n")
         answers.flush()
 
 

@@ -27,7 +27,7 @@ class Command:
 
     @property
     def said(self) -> str:
-        return self.out.read_text()
+        return self.out.read_text(errors="replace")
 
     def comes_to(self, ripe: Callable[[], bool]) -> None:
         """Waits until something is so, which must come while the command runs, and within the test's own timeout."""
@@ -49,7 +49,7 @@ def running(command: Sequence[str], folder: Path, **environment: str) -> Iterato
         process.kill()
         process.wait()
         left(family, PATIENCE_S)  # their keeper ends them
-        print(out.read_text())  # which is shown if the test fails
+        print(out.read_text(errors="replace"))  # which is shown if the test fails
 
 
 def answers(processes: Iterable[psutil.Process], question: Callable[[psutil.Process], T]) -> list[T]:

@@ -11,6 +11,8 @@ from llmexp.client.call import Call
 from llmexp.client.reading import Reading
 from llmexp.client.sse import shown
 
+_DIRECT: Mapping[str, None] = {"http://": None, "https://": None}  # as the lean one goes, whatever proxy is set
+
 
 class OpenAITransport:
     """See `llmexp.client.call.Transport`. `make_fields(index)` gives a request's fields."""
@@ -33,7 +35,7 @@ class OpenAITransport:
             api_key=api_key or "none",
             max_retries=0,
             timeout=None,
-            http_client=openai.DefaultAsyncHttpxClient(limits=no_limits),
+            http_client=openai.DefaultAsyncHttpxClient(limits=no_limits, mounts=_DIRECT),
         )
         resource = self._client.completions if api == "completions" else self._client.chat.completions
         self._post: Callable[..., Any] = resource.create

@@ -102,6 +102,16 @@ def test_both_transports_send_the_same() -> None:
     assert bodies["lean"] == bodies["openai"]
 
 
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_proxy_of_the_shell_is_not_asked(transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    monkeypatch.delenv("no_proxy", raising=False)
+    with golden_server() as server:
+        found = send(server, numbered(1), client={"transport": transport})
+    assert found.trace["error"].to_pylist() == [None]
+
+
 def test_text_is_sent_where_asked_and_refused_where_there_is_none() -> None:
     with golden_server() as server:
         send(server, numbered(1, columns={"prompt_text": ["hello"]}), client={"prompt": "text"})

@@ -29,7 +29,17 @@ from llmexp.client.gather import gather
 from llmexp.client.requests import Requests
 from llmexp.client.spill import write
 from llmexp.client.stall import require_movement
-from llmexp.client.worker import GOODBYE, OVER, READY, START, START_DELAY_S, STOP, STOP_WITHIN_S, Job
+from llmexp.client.worker import (
+    GOODBYE,
+    OVER,
+    PRESERVE_WITHIN_S,
+    READY,
+    START,
+    START_DELAY_S,
+    STOP,
+    STOP_WITHIN_S,
+    Job,
+)
 from llmexp.engines.host import Host
 from llmexp.engines.process import ending
 from llmexp.engines.target import Target
@@ -360,7 +370,7 @@ class _Crew:
         for process in self._processes:
             if self._owing:
                 with suppress(subprocess.TimeoutExpired):
-                    process.wait(STOP_WITHIN_S)
+                    process.wait(PRESERVE_WITHIN_S)
             process.kill()
             process.wait()
             assert process.stdout is not None

@@ -38,6 +38,7 @@ STOP, GOODBYE = b".", b"!"
 START = struct.Struct("d")
 START_DELAY_S = 0.05  # from the last worker's readiness to the round's origin
 STOP_WITHIN_S = 10.0  # a worker hands over its records
+PRESERVE_WITHIN_S = 60.0  # or makes a trace of them itself, for which it imports what that takes
 
 
 @dataclass(frozen=True)

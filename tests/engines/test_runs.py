@@ -1,8 +1,6 @@
 """Runs and studies on a real vLLM with a tiny random model: the cache contract, invalid runs, interruption, death."""
 
 import os
-import threading
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +21,7 @@ from llmexp.schema.config import TrackingConfig
 from llmexp.workloads import store
 from llmexp.workloads.build import build
 from tests.family import descendant
+from tests.waiting import meanwhile, until
 
 # A tiny model answers in milliseconds, so that the client's lag on shared cores is a large share of any latency.
 TINY = ["model=tiny_random", "gpu=cpu", "max_num_seqs=4", "rounds=2", "client.lag_limit_ms=10000"]
@@ -144,16 +143,12 @@ def test_an_engine_that_dies_in_a_round_is_told_with_its_cause_and_loses_no_trac
     folder = workplace.folder / "runs" / "death"
 
     def kill_core() -> None:
-        while not list(folder.glob("*/requests-1.parquet")):  # the first round is judged, a later one under way
-            time.sleep(0.01)
+        until(lambda: any(folder.glob("*/requests-1.parquet")), "a judged round")  # a later one is under way
         descendant(os.getpid(), "EngineCore").kill()
 
     workplace.run("study.name=before_death")
-    killer = threading.Thread(target=kill_core, daemon=True)
-    killer.start()
-    with pytest.raises(EngineError, match="the engine ended"):
+    with meanwhile(kill_core), pytest.raises(EngineError, match="the engine ended"):
         workplace.run("study.name=death", "rounds=200")
-    killer.join()
     died = llmexp.load_run(next(folder.iterdir()))
     assert died.status == "failed"
     assert not died.valid

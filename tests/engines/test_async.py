@@ -1,9 +1,6 @@
 """Runs on a real AsyncLLM with a tiny random model: the same records and the same contract as over HTTP."""
 
-import os
-import signal
 import threading
-import time
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -19,6 +16,7 @@ from llmexp.engines.vllm_async import VllmAsync
 from llmexp.errors import EngineError
 from llmexp.execute import run
 from llmexp.results import RunResult
+from tests.waiting import meanwhile, until
 
 SMALL = [
     "engine=vllm_async",
@@ -63,19 +61,22 @@ def test_it_hits_exactly_what_the_audit_predicts(workplace: Workplace) -> None:
     assert trace["prompt_tokens"].to_pylist() == [168] * 16
     assert trace["output_tokens"].to_pylist() == [8] * 16
     assert sorted(trace["cached_tokens"].to_pylist()) == [0] * 2 + [128] * 14
-    assert result.measures["tokens_per_chunk"] == pytest.approx(1.0, abs=0.3)
+    chunks = [len(times) for times in trace["chunk_s"].to_pylist()]
+    assert max(chunks) <= 8  # fewer where the client comes late, to several tokens at once
+    assert result.measures["tokens_per_chunk"] == pytest.approx(16 * 8 / sum(chunks))
     assert result.measures["engine_steps"] >= 16  # two waves of four, eight tokens each
 
 
 def test_the_engines_own_times_stand_between_the_clients(workplace: Workplace) -> None:
     result = workplace.run("study.name=times")
+    assert result.valid, result.invalid_reasons
     trace = result.trace()
     names = ("sent_s", "engine_queued_s", "engine_scheduled_s", "engine_first_token_s", "first_token_s")
     columns = [trace[name].to_numpy() for name in names]
     for earlier, later in pairwise(columns):
         assert (earlier <= later).all()
     waits_ms = (columns[2] - columns[1]) * 1e3
-    assert result.percentiles["queue_ms_p50"].value == pytest.approx(float(np.percentile(waits_ms, 50)), rel=0.5)
+    assert result.percentiles["queue_ms_p50"].value == pytest.approx(float(np.percentile(waits_ms, 50)))
     assert result.measures["queue_ms_mean"] == pytest.approx(waits_ms.mean())
     ran_s = trace["engine_last_token_s"].to_numpy() - trace["engine_scheduled_s"].to_numpy()
     for one in result.rounds:
@@ -85,7 +86,8 @@ def test_the_engines_own_times_stand_between_the_clients(workplace: Workplace) -
 
 def test_runs_that_differ_in_salt_and_load_share_the_launch_and_a_salted_one_has_no_hits(workplace: Workplace) -> None:
     launches = workplace.lease.launches
-    salted = workplace.run("study.name=salted", "cache=salted", "load=constant", "load.rate=40")
+    # A round of seconds: on a busy machine the last of 8 requests may well be late by a tenth of one.
+    salted = workplace.run("study.name=salted", "cache=salted", "load=constant", "load.rate=2")
     assert salted.valid, salted.invalid_reasons
     assert salted.measures["observed_hit_tokens"] == 0
     assert workplace.lease.launches == max(launches, 1)
@@ -103,18 +105,11 @@ def test_death_in_a_round_is_told_and_leaves_no_process(workplace: Workplace, mo
         work(self, *arguments)  # type: ignore[arg-type]
 
     def kill() -> None:
-        started.wait(60)
-        for pid in engine._launched.process.pids():
-            if psutil.Process(pid).parent().pid == engine._launched.process.popen.pid:
-                os.kill(pid, signal.SIGKILL)
+        until(started.is_set, "a request")
+        (host,) = psutil.Process(engine._launched.process.popen.pid).children()
+        host.kill()
 
     monkeypatch.setattr(async_llm.Guest, "work", slow_work)
-    killer = threading.Thread(target=kill)
-    killer.start()
-    with pytest.raises(EngineError):
+    with meanwhile(kill), pytest.raises(EngineError):
         workplace.run("study.name=dead", "workload.num_requests=500", "workload.output_tokens=64")
-    killer.join()
-    deadline = time.monotonic() + 10
-    while engine._launched.process.pids() and time.monotonic() < deadline:
-        time.sleep(0.1)
     assert engine._launched.process.pids() == []

@@ -287,7 +287,8 @@ def test_a_plan_of_a_simulation_is_told_by_earlier_ones(tmp_path: Path) -> None:
     subprocess.run([*command, "max_num_seqs=2"], cwd=tmp_path, check=True, capture_output=True)
     more = [*command, "max_num_seqs=2,4", "study.plan_only=true"]
     plan = subprocess.run(more, cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert re.search(r"To do: 2 runs, .*; about \d+ (s|min) \(\d[\d.]* s a run, medians of 2 earlier runs\)", plan.stderr)
+    told = r"To do: 2 runs, .*; about \d+ (s|min) \(\d[\d.]* s a run, medians of 2 earlier runs\)"
+    assert re.search(told, plan.stderr)
 
 
 def test_a_plan_for_another_machine_is_made_and_says_so(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from llmexp.engines.simulator import Simulator
 from llmexp.engines.steps import steps_of_round
 from llmexp.engines.telemetry import GpuSample, gpu_sampled
 from llmexp.measure.accuracy import accuracy_measures, is_scored, score
-from llmexp.measure.contract import Expectation, judge
+from llmexp.measure.contract import Expectation, hit_measures, judge
 from llmexp.measure.engine import engine_measures
 from llmexp.measure.gpu import gpu_measures
 from llmexp.measure.limits import cost_measures, limit_measures
@@ -154,17 +154,17 @@ def _judged(
         invalid_reasons(plan.config, plan.workload, trace, check, contract, seen.reset_confirmed, overlap_blocks)
     )
     of_requests, percentiles = request_measures(trace, plan.config.slo)
-    of_engine, of_queue = engine_measures(seen.counted, seen.samples, of_requests.get("duration_s", 0.0))
     done = trace.filter(pc.is_null(trace["error"]))
+    of_engine, of_queue = engine_measures(seen.counted, seen.samples, of_requests.get("duration_s", 0.0), len(done))
     scored = is_scored(plan.workload) and check is not None
     measures = {
         **of_engine,
         **of_requests,
-        **pressure_measures(trace, contract, engine.facts.kv_capacity_tokens),
+        **hit_measures(contract),
+        **pressure_measures(trace, engine.facts.kv_capacity_tokens),
         **seen.of_gpu,
         **(limit_measures(plan.config, plan.model.config, done) if len(done) else {}),
         **cost_measures(plan.config, of_requests),
-        "expected_hit_tokens": float(expectation.hit_tokens),
         **(accuracy_measures(score(plan.workload, trace)) if scored else {}),
     }
     return RoundResult(

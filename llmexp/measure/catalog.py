@@ -42,10 +42,10 @@ MEASURES: dict[str, Measure] = {
         Measure("duration_s", "s", None, "from the first send of a round to its last response"),
         Measure("mean_in_flight", "requests", None, "requests in flight, on average over a round"),
         Measure("tokens_per_chunk", "tokens", None, "generated tokens per token chunk; above 1, ITL is per chunk"),
-        Measure("cache_hit_rate", "", "higher", "hit tokens over queried tokens, by the engine's counters"),
+        Measure("cache_hit_rate", "", "higher", "hit tokens over queried tokens, each request counted once"),
         Measure("expected_hit_tokens", "tokens", None, "hit tokens that the audit of the workload predicts"),
-        Measure("observed_hit_tokens", "tokens", None, "hit tokens that the engine counted"),
-        Measure("hit_share_of_bound", "", "higher", "hit tokens counted over those that the audit allows at most"),
+        Measure("observed_hit_tokens", "tokens", None, "hit tokens that the engine tells"),
+        Measure("hit_share_of_bound", "", "higher", "hit tokens over those that the audit allows at most"),
         Measure("kv_capacity_tokens", "tokens", "higher", "tokens that the KV cache holds"),
         Measure("kv_usage_peak", "", None, "largest sampled share of KV blocks in use"),
         Measure(

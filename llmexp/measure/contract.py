@@ -23,7 +23,8 @@ class Expectation:
 
 @dataclass(frozen=True)
 class Contract:
-    """An expectation beside the engine's counters. `observed_hit_tokens` is None where nothing tells."""
+    """An expectation beside what the engine tells. `observed_hit_tokens` is None where nothing does; both numbers count
+    every request once, also where the engine's counters count a look-up at each attempt to admit it."""
 
     expected_hit_tokens: int
     kind: Literal["exact", "ceiling"]
@@ -81,12 +82,14 @@ def judge(expectation: Expectation, counted: Counters, trace: pa.Table) -> Contr
     exact = expectation.kind == "exact"
     repeated = 0.0
     sent = trace.column("prompt_tokens")
-    if not exact and queries is not None and by_usage is not None and sent.null_count == 0:
+    if not exact and queries is not None and by_usage is not None and sent.null_count == 0 and len(trace):
         # vLLM 0.24 counts a look-up at every attempt to admit a request that waits for blocks, 0.32 only the one that
         # admits it (`get_computed_blocks`, `record_prefix_cache_stats`). What was computed, the usage tells.
-        repeated = max(queries - pc.sum(sent).as_py(), 0)
+        sent_tokens = pc.sum(sent).as_py()
+        repeated = max(queries - sent_tokens, 0)
         if repeated:
             seen, where = by_usage, "reported by the requests' own usage"
+            queries = sent_tokens
     broken: list[str] = []
     if seen is not None:
         most, least = expectation.hit_tokens, expectation.hit_tokens if exact else expectation.at_least
@@ -103,3 +106,18 @@ def judge(expectation: Expectation, counted: Counters, trace: pa.Table) -> Contr
         queried_tokens=None if queries is None else int(queries),
         broken=tuple(broken),
     )
+
+
+def hit_measures(contract: Contract) -> dict[str, float]:
+    """The hits, their rate and their share of the audit's bound, by their names in the catalog.
+
+    What nothing tells is left out.
+    """
+    hits, queried, bound = contract.observed_hit_tokens, contract.queried_tokens, contract.expected_hit_tokens
+    measures = {"expected_hit_tokens": float(bound)}
+    if hits is not None and queried is not None:
+        measures["observed_hit_tokens"] = float(hits)
+        measures["cache_hit_rate"] = hits / queried if queried else 0.0
+    if hits is not None and bound:
+        measures["hit_share_of_bound"] = hits / bound
+    return measures

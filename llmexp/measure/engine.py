@@ -10,26 +10,24 @@ from llmexp.results import Percentile
 
 
 def engine_measures(
-    counted: Counters, samples: Sequence[Sample], duration_s: float
+    counted: Counters, samples: Sequence[Sample], duration_s: float, answered: int
 ) -> tuple[dict[str, float], dict[str, Percentile]]:
-    """Hit rate, preemptions, steps, KV usage, running requests and queue time of a round of `duration_s`, under the
-    names of the catalog.
+    """Preemptions, steps, KV usage, running requests and queue time of a round of `duration_s` in which so many
+    requests were `answered`, under the names of the catalog.
 
-    What the engine did not count is left out. How many requests ran at once follows from how long they ran (Little's
-    law): samples of the gauge fall into step with the waves of a closed loop. Of the queue time the engine keeps a
-    histogram, so a percentile is known to lie between two bounds, and no value is given for it.
+    What the engine did not count is left out. vLLM counts the tokens that it takes in and gives out, of each answer
+    also the last one, which no step computes any more (`IterationStats`, `vllm/v1/metrics/stats.py`). How many requests
+    ran at once follows from how long they ran (Little's law): samples of the gauge fall into step with the waves of a
+    closed loop. Of the queue time the engine keeps a histogram, so a percentile is known to lie between two bounds, and
+    no value is given for it.
     """
     measures: dict[str, float] = {}
-    hits, queries = counted.prefix_cache_hits_tokens, counted.prefix_cache_queries_tokens
-    if hits is not None and queries is not None:
-        measures["observed_hit_tokens"] = hits
-        measures["cache_hit_rate"] = hits / queries if queries else 0.0
     if counted.preemptions is not None:
         measures["preemptions"] = counted.preemptions
     if counted.steps:
         measures["engine_steps"] = counted.steps
         if counted.step_tokens is not None:
-            measures["tokens_per_step"] = counted.step_tokens / counted.steps
+            measures["tokens_per_step"] = (counted.step_tokens - answered) / counted.steps
     usage = [sample["kv_usage"] for sample in samples if sample["kv_usage"] is not None]
     if usage:
         measures["kv_usage_peak"] = max(usage)

@@ -3,22 +3,18 @@
 import numpy as np
 import pyarrow as pa
 
-from llmexp.measure.contract import Contract
 from llmexp.measure.latencies import floats
 
 
-def pressure_measures(trace: pa.Table, contract: Contract, capacity_tokens: int | None) -> dict[str, float]:
-    """Capacity, the largest demand on it, and the hits against the audit's bound, by their names in the catalog.
+def pressure_measures(trace: pa.Table, capacity_tokens: int | None) -> dict[str, float]:
+    """Capacity and the largest demand on it, by their names in the catalog.
 
     Demand counts the prompt tokens of every request in flight, as if none were shared: above 1, requests without
     a common prefix would not all fit. What is not known is left out.
     """
-    measures: dict[str, float] = {}
-    if contract.observed_hit_tokens is not None and contract.expected_hit_tokens:
-        measures["hit_share_of_bound"] = contract.observed_hit_tokens / contract.expected_hit_tokens
     if not capacity_tokens:
-        return measures
-    measures["kv_capacity_tokens"] = float(capacity_tokens)
+        return {}
+    measures = {"kv_capacity_tokens": float(capacity_tokens)}
     if len(trace) and not trace["prompt_tokens"].null_count:
         measures["prompt_pressure"] = _most_in_flight(trace) / capacity_tokens
     return measures

@@ -300,7 +300,7 @@ def _counters(simulation: Simulation) -> Counters:
         prompt_tokens=float(np.sum(requests["prompt_tokens"].to_numpy())),
         generation_tokens=float(np.sum(requests["output_tokens"].to_numpy())),
         steps=float(np.count_nonzero(tokens)),
-        step_tokens=float(tokens.sum()),
+        step_tokens=float(tokens.sum() + len(requests)),  # and what a request's last step gives out
         inference_s=float((requests["finished_s"].to_numpy() - requests["admitted_s"].to_numpy()).sum()),
         requests_running=0.0,
         requests_waiting=0.0,

@@ -80,10 +80,8 @@ def test_measures_of_a_round() -> None:
     before, _ = parse(page(queries=900, hits=512, ran=1.5))
     after, _ = parse(page(queries=1900, hits=1262, fast=3, slow=1, seconds=0.8, ran=9.0))
     samples = [{"kv_usage": usage, "requests_running": 1.0} for usage in (0.1, 0.7, None, 0.3)]
-    measures, percentiles = engine_measures(after.since(before), samples, duration_s=2.5)
+    measures, percentiles = engine_measures(after.since(before), samples, duration_s=2.5, answered=4)
     assert measures == {
-        "observed_hit_tokens": 750,
-        "cache_hit_rate": 0.75,
         "kv_usage_peak": 0.7,
         "requests_running_mean": 3.0,
         "queue_ms_mean": pytest.approx(200),
@@ -91,6 +89,13 @@ def test_measures_of_a_round() -> None:
     p50, p99 = percentiles["queue_ms_p50"], percentiles["queue_ms_p99"]
     assert (p50.value, p50.low, p50.high, p50.n) == (None, 0, 300, 4)
     assert (p99.value, p99.low, p99.high) == (None, 300, 1000)
+
+
+def test_the_token_that_ends_an_answer_is_computed_by_no_step() -> None:
+    # Three prompts of 100 tokens in a step that gives a token each, and nine steps of decode.
+    counted = Counters(steps=10.0, step_tokens=3 * (100 + 10.0))
+    measures, _ = engine_measures(counted, [], duration_s=1.0, answered=3)
+    assert measures == {"engine_steps": 10.0, "tokens_per_step": (3 * 100 + 9 * 3) / 10}
 
 
 @given(times=st.lists(st.floats(0, 5), min_size=1, max_size=50), q=st.floats(0.01, 1))

@@ -9,7 +9,7 @@ import pytest
 from llmexp.client.records import TRACE_SCHEMA
 from llmexp.compose import compose
 from llmexp.engines.counters import Counters
-from llmexp.measure.contract import Contract, Expectation, expect, judge
+from llmexp.measure.contract import Contract, Expectation, expect, hit_measures, judge
 from llmexp.models import Model
 from llmexp.workloads.audit import audit
 from llmexp.workloads.build import build
@@ -87,6 +87,21 @@ def test_look_ups_of_a_request_that_waits_for_blocks_are_told_from_hits(
     counters = Counters(prefix_cache_hits_tokens=hits, prefix_cache_queries_tokens=queries)
     contract = judge(Expectation(100, kind, "a test"), counters, requests)  # type: ignore[arg-type]
     assert (contract.held, contract.observed_hit_tokens) == (held, observed)
+    assert contract.queried_tokens == (400 if kind == "ceiling" else queries), "each request once"
+
+
+def test_hits_are_a_share_of_what_was_asked_and_of_the_bound() -> None:
+    def measured(expected: int, observed: int | None, queried: int | None) -> dict[str, float]:
+        return hit_measures(Contract(expected, "ceiling", "a test", observed, queried, ()))
+
+    assert measured(120, 30, 400) == {
+        "expected_hit_tokens": 120,
+        "observed_hit_tokens": 30,
+        "cache_hit_rate": 0.075,
+        "hit_share_of_bound": 0.25,
+    }
+    assert measured(0, 0, 0) == {"expected_hit_tokens": 0, "observed_hit_tokens": 0, "cache_hit_rate": 0}
+    assert measured(120, None, None) == {"expected_hit_tokens": 120}
 
 
 def judged(kind: str, hits: float | None, cached: list[int | None]) -> Contract:

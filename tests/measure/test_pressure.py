@@ -4,7 +4,6 @@ import pyarrow as pa
 import pytest
 
 from llmexp.client.records import TRACE_SCHEMA
-from llmexp.measure.contract import Contract
 from llmexp.measure.pressure import pressure_measures
 
 
@@ -14,20 +13,15 @@ def trace(*requests: tuple[float, float, int | None]) -> pa.Table:
     return pa.Table.from_pylist(rows, schema=TRACE_SCHEMA)
 
 
-def contract(observed: int | None = None, expected: int = 0) -> Contract:
-    return Contract(expected, "ceiling", "", observed, None, ())
-
-
 def test_pressure_is_the_largest_demand_at_any_time() -> None:
     # 100 and 300 overlap; 400 begins in the instant in which 300 ends.
-    found = pressure_measures(trace((0.0, 2.0, 100), (1.0, 3.0, 300), (3.0, 4.0, 350)), contract(), 1000)
+    found = pressure_measures(trace((0.0, 2.0, 100), (1.0, 3.0, 300), (3.0, 4.0, 350)), 1000)
     assert found == {"kv_capacity_tokens": 1000.0, "prompt_pressure": pytest.approx(0.4)}
 
 
-def test_hits_are_held_against_the_bound() -> None:
-    assert pressure_measures(trace(), contract(30, 120), None) == {"hit_share_of_bound": 0.25}
-    assert pressure_measures(trace(), contract(0, 0), None) == {}  # nothing to reuse
+def test_an_unknown_capacity_gives_no_measure() -> None:
+    assert pressure_measures(trace((0.0, 2.0, 100)), None) == {}
 
 
 def test_unknown_lengths_give_no_pressure() -> None:
-    assert "prompt_pressure" not in pressure_measures(trace((0.0, 1.0, None)), contract(), 1000)
+    assert "prompt_pressure" not in pressure_measures(trace((0.0, 1.0, None)), 1000)

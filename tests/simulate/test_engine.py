@@ -61,6 +61,8 @@ def test_it_leaves_the_records_of_any_run_and_says_that_it_is_simulated(tmp_path
     steps = pq.read_table(result.folder / "steps.parquet")
     assert sum(steps["finished"].to_pylist()) == 16
     assert result.measures["engine_steps"] == len(steps)
+    computed = sum(trace["prompt_tokens"].to_pylist()) - 15 * 512 + 16 * 7  # the eighth token is not fed back
+    assert result.measures["tokens_per_step"] == pytest.approx(computed / len(steps))
     assert "traceEvents" in json.loads((result.folder / "timeline.json").read_text())
 
 

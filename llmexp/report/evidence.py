@@ -7,7 +7,7 @@ import numpy as np
 
 from llmexp.analyze.compare import Comparison, Level
 from llmexp.analyze.intervals import MIN_TRIALS, t_interval
-from llmexp.analyze.pairs import cell_label, shortage
+from llmexp.analyze.pairs import Pair, cell_label, shortage
 from llmexp.analyze.study import Study
 from llmexp.report.blocks import by_cell, filled, section
 from llmexp.report.table import number, ratio
@@ -124,8 +124,9 @@ def device_section(study: Study, comparison: Comparison) -> list[str]:
     return section("The device", [_table(comparison, found, columns), note])
 
 
-def weaknesses(study: Study) -> Iterator[str]:
-    """What a reader must know before the numbers: throttled runs, and what an engine could not tell."""
+def weaknesses(study: Study, comparison: Comparison) -> Iterator[str]:
+    """What a reader must know before the numbers: throttled runs, pairs across devices, and what an engine could not
+    tell."""
     throttled = [run for run in study.runs if run.engine.get("throttled")]
     if throttled:
         worst = max(one.measures.get("gpu_throttled_share", 0.0) for run in throttled for one in run.rounds)
@@ -133,6 +134,15 @@ def weaknesses(study: Study) -> Iterator[str]:
             f"**{len(throttled)} of {count(len(study.runs), 'run')} throttled**: heat or a fault slowed a GPU, in up "
             f"to {share(worst)} of a round's samples ({', '.join(run.name for run in throttled[:5])}"
             f"{', …' if len(throttled) > 5 else ''})."
+        )
+    pairs = [pair for pairing in comparison.pairings for pair in pairing.pairs]
+    apart = [pair for pair in pairs if _on_other_gpus(pair)]
+    if apart:
+        places = [f"{comparison.label(pair.cell)}, trial {pair.trial}" for pair in apart]
+        yield (
+            f"**{len(apart)} of {count(len(pairs), 'pair')} on different GPUs**: their arms ran on other GPUs of the "
+            f"same kind, so that a difference between these counts as the arm's ({'; '.join(places[:5])}"
+            f"{'; …' if len(places) > 5 else ''})."
         )
     unknown: dict[str, int] = {}
     for run in study.runs:
@@ -142,6 +152,12 @@ def weaknesses(study: Study) -> Iterator[str]:
         what, _, weakens = fact.partition(": ")
         where = "every run" if runs == len(study.runs) else f"{runs} of {count(len(study.runs), 'run')}"
         yield f"**Unknown in {where}: {what}.** {weakens[:1].upper()}{weakens[1:]}."
+
+
+def _on_other_gpus(pair: Pair) -> bool:
+    """Whether the arms of a pair had no GPU in common, as far as both tell."""
+    baseline, treatment = (set(run.engine.get("gpus") or ()) for run in (pair.baseline, pair.treatment))
+    return bool(baseline and treatment) and baseline.isdisjoint(treatment)
 
 
 def by_capacity(found: Sequence[Place]) -> list[Place]:

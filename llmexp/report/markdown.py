@@ -93,7 +93,7 @@ def _head(study: Study, comparison: Comparison) -> Iterator[str]:
             for measure in (HEADLINES if len(comparison.pairings) == 1 else list(HEADLINES)[:1])
         )
         yield "\n".join(f"- {text}" for text in [*findings, *http_costs(comparison)])
-    yield "\n".join(f"- {text}" for text in weaknesses(study))
+    yield "\n".join(f"- {text}" for text in weaknesses(study, comparison))
 
 
 def _claims(answers: Sequence[Answer], comparison: Comparison) -> Iterator[str]:

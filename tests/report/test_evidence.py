@@ -10,6 +10,7 @@ import pytest
 from llmexp.analyze.intervals import t_interval
 from llmexp.analyze.study import Study, load_study
 from llmexp.report.evidence import device_section, engine_section, weaknesses
+from llmexp.report.markdown import brief
 from llmexp.report.plots import plots
 from llmexp.report.report import write_report
 from llmexp.report.run_table import verdict
@@ -283,6 +284,21 @@ def test_energy_and_cost_where_they_are_known(tmp_path: Path) -> None:
     assert table.splitlines()[2] == "| off | 612 | 0.220 | 1.50 |"
 
 
+def test_pairs_whose_arms_ran_on_different_gpus_are_told(tmp_path: Path) -> None:
+    make_study(tmp_path / "s", trials=3, requests=24)
+
+    def on(run: RunResult) -> tuple[str, ...]:
+        """Trial 0 on one GPU, trial 1 on one and two of which one is the same, trial 2 on two that are not."""
+        return {("on", 1): ("a", "b"), ("on", 2): ("b",)}.get((run.arm, run.trial), ("a",))
+
+    study = edit(tmp_path / "s", lambda run: {"engine": {**run.engine, "gpus": on(run)}})
+    (told,) = weaknesses(study, study.compare())
+    assert told.startswith("**1 of 3 pairs on different GPUs**") and "(all, trial 2)" in told
+    assert f"- {told}" in brief(study, study.compare())
+    study = edit(tmp_path / "s", lambda run: {"engine": {**run.engine, "gpus": ()}})
+    assert not list(weaknesses(study, study.compare())), "a CPU has no name of its own"
+
+
 def test_throttled_runs_and_what_an_endpoint_did_not_tell_are_said(tmp_path: Path) -> None:
     make_study(tmp_path / "s", trials=3, requests=24)
     unknown = ("cache state: no reset there, so a round may begin warm",)
@@ -298,7 +314,7 @@ def test_throttled_runs_and_what_an_endpoint_did_not_tell_are_said(tmp_path: Pat
         f"unknown: {unknown[0]}",
         "throttled: heat or a fault slowed a GPU during a round",
     ]
-    first, second = weaknesses(study)
+    first, second = weaknesses(study, study.compare())
     assert first.startswith("**1 of 6 runs throttled**") and "25%" in first and "cache=on-t0" in first
     assert second == "**Unknown in every run: cache state.** No reset there, so a round may begin warm."
     comparison = study.compare()

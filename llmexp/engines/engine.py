@@ -13,7 +13,7 @@ from llmexp.errors import EngineError
 class NoMemoryError(EngineError):
     """An engine that did not start because its memory does not suffice. Bytes are None where it did not say.
 
-    `needed_bytes` is the smallest KV cache that would do, `available_bytes` what was left for it.
+    `needed_bytes` is the smallest KV cache that would do, as the engine rounds it, `available_bytes` what was left.
     """
 
     def __init__(self, message: str, needed_bytes: int | None, available_bytes: int | None) -> None:

@@ -101,7 +101,7 @@ def all_reduce(log: Path) -> str | None:
     return "nccl (vLLM's kernel is switched off)" if switched_off == "True" else "custom"
 
 
-_ROUNDING_BYTES = round(0.005 * 2**30)  # vLLM gives GiB with two decimals
+ROUNDING_BYTES = round(0.005 * 2**30)  # vLLM gives GiB with two decimals, so its figures may be so much too small
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ def memory_shortage(log: Path) -> Shortage | None:
     available = _bytes(log, r"Available KV cache memory: (-?[\d.]+) GiB")
     for line in lines(log):
         if found := re.search(r"([\d.]+) GiB KV cache is needed.*?KV cache memory \((-?[\d.]+) GiB\)", line):
-            return Shortage(_cause(line), _gib(found[1]) + _ROUNDING_BYTES, _gib(found[2]))
+            return Shortage(_cause(line), _gib(found[1]), _gib(found[2]))
         if found := re.search(r"requested memory for kv \((-[\d.]+)/", line):  # the CPU: none is left
             return Shortage(_cause(line), None, _gib(found[1]))
         if found := re.search(

@@ -298,15 +298,16 @@ def _advice(config: Config, lack: Shortage, gpus: Sequence[Gpu]) -> str:
     """The smallest budget that would do, where the engine's figures tell it."""
     kv, longest = config.kv, config.model.max_model_len
     smallest = None
+    enough_bytes = None if lack.needed_bytes is None else lack.needed_bytes + log.ROUNDING_BYTES
     if lack.beyond_device:
         return "lower kv.gpu_memory_utilization, or end what else uses the device"
-    if lack.needed_bytes is not None and kv.cache_memory_bytes is not None:
-        smallest = f"kv.cache_memory_bytes={lack.needed_bytes}"
+    if enough_bytes is not None and kv.cache_memory_bytes is not None:
+        smallest = f"kv.cache_memory_bytes={enough_bytes}"
     elif kv.num_blocks is not None and kv.block_size is not None and longest is not None:
         # One request of the longest kind, and the block that vLLM keeps to itself.
         smallest = f"kv.num_blocks={-(-longest // kv.block_size) + 1}"
-    elif lack.needed_bytes is not None and lack.available_bytes is not None and gpus:
-        missing = (lack.needed_bytes - lack.available_bytes) / gpus[0].memory_bytes
+    elif enough_bytes is not None and lack.available_bytes is not None and gpus:
+        missing = (enough_bytes - lack.available_bytes) / gpus[0].memory_bytes
         before = kv.gpu_memory_utilization or 0.9
         smallest = f"kv.gpu_memory_utilization={before + missing + 0.0005:.3f}"
     if smallest is None:

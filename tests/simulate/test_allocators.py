@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from llmexp.simulate.allocators import Allocator, Contiguous, Paged, beam_blocks, memory_usage
@@ -12,6 +12,11 @@ ALLOCATORS = {
     "oracle": lambda: Contiguous(4096, "oracle", 256),
     "paged": lambda: Paged(4096, 16),
 }
+# The last one is preempted when it has 129 tokens, for which the 8 blocks that are free then are too few.
+PREEMPTED = [
+    *[(1, 1)] * 6, *[(1, 33)] * 9, *[(17, 33)] * 5, *[(33, 33)] * 5, *[(49, 33)] * 6, *[(65, 33)] * 7, *[(81, 33)] * 8,
+    *[(97, 33)] * 3, (98, 32),
+]  # fmt: skip
 
 
 @settings(deadline=None)
@@ -19,6 +24,7 @@ ALLOCATORS = {
     st.lists(st.tuples(st.integers(1, 100), st.integers(1, 100)), min_size=50, max_size=60),
     st.sampled_from(sorted(ALLOCATORS)),
 )
+@example(PREEMPTED, "paged")
 def test_shares_add_up_and_paging_wastes_less_than_a_block_a_request(lengths: list[tuple[int, int]], name: str) -> None:
     prompts, outputs = np.array(lengths).T
     try:
@@ -31,7 +37,9 @@ def test_shares_add_up_and_paging_wastes_less_than_a_block_a_request(lengths: li
     if name == "paged":
         # at most 15 of each request's 16 or more tokens of the last block
         assert usage.internal + usage.later <= 15 * 4096 / 16 / 4096
-        assert usage.external < 101 / 4096 + 1e-12  # less than the next prompt
+        # Less than the next request needs, which may have been preempted with all of its tokens but one.
+        longest = int((prompts + outputs).max()) - 1
+        assert usage.external < -(-longest // 16) * 16 / 4096
     if name == "max":
         assert usage.external == pytest.approx(0.0)  # ranges of equal size leave no gaps
 

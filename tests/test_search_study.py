@@ -8,20 +8,14 @@ from pathlib import Path
 from llmexp.analyze.study import load_study
 from tests.golden.server import golden_server
 
-# Of conversations, since a machine may be too busy to keep other requests in flight without a gap, which is asked of
-# those in a closed loop.
-WORKLOAD = [
-    "workload=multi_turn", "workload.num_conversations=4", "workload.turns=3", "workload.system_tokens=0",
-    "workload.user_tokens=16", "workload.output_tokens=3", "cache=off",
-]  # fmt: skip
-
 
 def search(folder: Path, url: str, *more: str) -> subprocess.CompletedProcess[str]:
     command = [
         sys.executable, "-m", "llmexp", "-m",
         "engine=endpoint", f"engine.url={url}", "model=tiny_random", "gpu=cpu", "tracking=off", "rounds=1",
         "kv.block_size=16", "client.lag_limit_ms=10000", f"runs_dir={folder}", "study.name=found",
-        *WORKLOAD,
+        "workload=unique_prefix", "workload.num_requests=12", "workload.prefix_tokens=64",
+        "workload.suffix_tokens=16", "workload.output_tokens=3",
         "study.search=saturation", "study.search_key=load.concurrency", "study.search_low=1", "study.search_high=4",
         "study.search_resolution=0.5", *more,
     ]  # fmt: skip

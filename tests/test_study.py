@@ -22,8 +22,8 @@ from tests.family import running
 from tests.golden.server import GoldenServer, golden_server
 from tests.waiting import meanwhile, until
 
-# All requests are in flight at once: where one has to follow another, a client that a busy machine holds up for a few
-# milliseconds makes the run invalid.
+# All requests are in flight at once: where one follows another, a client that a busy machine stops for a few
+# milliseconds just between them makes the run invalid.
 FEW = [
     "engine=endpoint", "model=tiny_random", "gpu=cpu", "kv.block_size=16", "client.lag_limit_ms=10000", "rounds=1",
     "workload=unique_prefix", "workload.num_requests=4", "workload.prefix_tokens=64", "workload.suffix_tokens=16",

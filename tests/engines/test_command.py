@@ -3,7 +3,6 @@
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -13,7 +12,7 @@ import llmexp
 from llmexp import tracking
 from llmexp.schema.config import TrackingConfig
 from tests.engines.test_runs import SMALL
-from tests.family import descendants, left
+from tests.family import descendants, left, running
 
 
 @pytest.fixture(scope="module")
@@ -57,18 +56,14 @@ def test_a_complete_study_is_not_repeated_and_another_engine_is_not_mixed_in(
 @pytest.mark.parametrize(("how", "code"), [(signal.SIGINT, 130)])
 def test_ctrl_c_keeps_what_was_measured_and_leaves_no_process(how: signal.Signals, code: int, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "llmexp", *SMALL, "rounds=1000"]
-    with (tmp_path / "out").open("w") as out:
-        running = subprocess.Popen(command, cwd=tmp_path, stdout=out, stderr=out)
-    deadline = time.monotonic() + 300
-    while "round 3 of" not in (tmp_path / "out").read_text():
-        assert running.poll() is None and time.monotonic() < deadline, (tmp_path / "out").read_text()
-        time.sleep(0.2)
-    family = descendants(running.pid)
-    assert family
-    running.send_signal(how)
-    assert running.wait(120) == code
-    assert "llmexp: interrupted; what was measured is kept: " in (tmp_path / "out").read_text()
-    assert not left(family, within_s=0)
+    with running(command, tmp_path) as study:
+        study.comes_to(lambda: "round 3 of" in study.said)
+        family = descendants(study.process.pid)
+        assert family
+        study.process.send_signal(how)
+        assert study.process.wait() == code
+        assert not left(family, within_s=0)
+    assert "llmexp: interrupted; what was measured is kept: " in study.said
     (folder,) = (tmp_path / "runs").glob("*/cache-*")
     killed = llmexp.load_run(folder)
     assert killed.status == "killed"

@@ -3,10 +3,10 @@
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from tests.engines.test_runs import SMALL
-from tests.family import answers, command_line, descendants
+from tests.family import answers, command_line, descendants, running
 
 SECRETS = {
     "HF_TOKEN": "hf_CANARYone11111111111111",
@@ -57,15 +57,9 @@ class Seen:
 def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
     folder = tmp_path_factory.mktemp("exposure")
     command = [sys.executable, "-m", "llmexp", *SMALL, ROUNDS, "study.name=s"]
-    with (folder / "output").open("w") as out:
-        environment = {**os.environ, **SECRETS}
-        running = subprocess.Popen(command, cwd=folder, stdout=out, stderr=out, env=environment)
-    try:
-        deadline = time.monotonic() + 300
-        while "round 2 of" not in (folder / "output").read_text():
-            assert running.poll() is None and time.monotonic() < deadline, (folder / "output").read_text()
-            time.sleep(0.2)
-        family = [psutil.Process(running.pid), *descendants(running.pid)]
+    with running(command, folder, **SECRETS) as run:
+        run.comes_to(lambda: "round 2 of" in run.said)
+        family = [psutil.Process(run.process.pid), *descendants(run.process.pid)]
         listening = {
             (str(one.laddr.ip), int(one.laddr.port))
             for connections in answers(family, lambda process: process.net_connections(kind="inet"))
@@ -78,17 +72,16 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
         port = int(re.findall(r"--port (\d+)", commands)[0])
         codes = {path: code(port, path) for path in GUARDED}
         elsewhere = from_another_namespace(sorted({number for _, number in listening}))
-    finally:
-        running.send_signal(2)
-        running.wait(120)
-    return Seen(folder, (folder / "output").read_text(), commands, key, listening, codes, elsewhere)
+        run.process.send_signal(signal.SIGINT)
+        run.process.wait()
+    return Seen(folder, run.said, commands, key, listening, codes, elsewhere)
 
 
 def code(port: int, path: str) -> int:
     """The status that a request without a key gets."""
     request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", data=b"{}" if path in POSTED else None)
     try:
-        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=10) as answer:
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=60) as answer:
             return int(answer.status)
     except urllib.error.HTTPError as error:
         return error.code

@@ -1,8 +1,7 @@
 """Studies on a real vLLM, killed with SIGKILL and started again: nothing is left behind, nothing is there twice."""
 
-import subprocess
+import signal
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,27 +13,22 @@ from llmexp.analyze.study import load_study
 from llmexp.engines import devices
 from llmexp.schema.config import TrackingConfig
 from tests.engines.test_runs import SMALL
-from tests.family import alive, descendants, left
+from tests.family import alive, descendants, left, running
 
 STUDY = ["arm=a,b", "study.trials=2", "study.name=s", *SMALL, "rounds=3", "engine.stop_timeout_s=2"]
-
-
-def start(folder: Path) -> subprocess.Popen[bytes]:
-    with (folder / "out").open("a") as out:
-        return subprocess.Popen([sys.executable, "-m", "llmexp", "-m", *STUDY], cwd=folder, stdout=out, stderr=out)
+COMMAND = [sys.executable, "-m", "llmexp", "-m", *STUDY]
 
 
 def kill_once(folder: Path, ripe: Callable[[], bool]) -> None:
     """Starts the study, kills it as soon as it is `ripe`, and waits for the last of its processes."""
-    running = start(folder)
-    while not ripe():
-        assert running.poll() is None, (folder / "out").read_text()
-        time.sleep(0.002)
-    family = descendants(running.pid)
-    running.kill()
-    running.wait()
-    assert family
-    assert not left(family, within_s=30)
+    with running(COMMAND, folder) as study:
+        study.comes_to(ripe)
+        study.process.send_signal(signal.SIGSTOP)  # it comes no further while its family is listed
+        family = descendants(study.process.pid)
+        study.process.kill()
+        study.process.wait()
+        assert family
+        assert not left(family, within_s=60)
 
 
 def test_a_study_killed_at_the_start_of_an_engine_and_in_a_round_ends_as_if_undisturbed(tmp_path: Path) -> None:
@@ -49,16 +43,17 @@ def test_a_study_killed_at_the_start_of_an_engine_and_in_a_round_ends_as_if_undi
 
     kill_once(tmp_path, engine_starts)
     kill_once(tmp_path, in_second_run)
-    assert start(tmp_path).wait(400) == 0, (tmp_path / "out").read_text()
-    said = (tmp_path / "out").read_text()
+    with running(COMMAND, tmp_path) as study:
+        assert study.process.wait() == 0, study.said
+    said = study.said
     assert "0 complete already, 1 broken or cut off, to be made again" in said
     assert "1 complete already, 1 broken or cut off, to be made again" in said
-    study = load_study(runs)
+    done = load_study(runs)
     names = [f"arm-{arm}.trial-{trial}" for trial, arm in ((0, "a"), (0, "b"), (1, "b"), (1, "a"))]
-    assert [run.name for run in study.runs] == names
-    assert all(run.valid for run in study.runs), study.excluded
-    assert [len(run.rounds) for run in study.runs] == [3] * 4
-    assert study.runs[2].engine["reused"] is False and study.runs[3].engine["reused"] is True
+    assert [run.name for run in done.runs] == names
+    assert all(run.valid for run in done.runs), done.excluded
+    assert [len(run.rounds) for run in done.runs] == [3] * 4
+    assert done.runs[2].engine["reused"] is False and done.runs[3].engine["reused"] is True
     client, experiment = tracking.open_store(TrackingConfig(dir=str(tmp_path / "mlruns")))
     shown = client.search_runs([experiment])
     assert sorted(run.info.run_name for run in shown) == sorted([*names, "s"])
@@ -84,12 +79,10 @@ def test_a_device_is_not_free_before_the_engine_of_a_killed_owner_has_ended(
 ) -> None:
     monkeypatch.setattr(devices, "_LOCKS", tmp_path)
     log = tmp_path / "log"
-    owner = subprocess.Popen([sys.executable, "-c", OWNER, str(log)])
-    while not log.exists() or not log.read_text().endswith("\n"):
-        assert owner.poll() is None
-        time.sleep(0.01)
-    engine = psutil.Process(int(log.read_text()))
-    owner.kill()
-    owner.wait()
-    with devices.claim("cpu", 1, 30.0):
-        assert not alive(engine)
+    with running([sys.executable, "-c", OWNER, str(log)], tmp_path) as owner:
+        owner.comes_to(lambda: log.exists() and log.read_text().endswith("\n"))
+        engine = psutil.Process(int(log.read_text()))
+        owner.process.kill()
+        owner.process.wait()
+        with devices.claim("cpu", 1, 60.0):
+            assert not alive(engine)

@@ -14,7 +14,7 @@ from llmexp.simulate import FrontEnd, Request, Requests, Settings, StepCost, Wor
 from llmexp.simulate.errors import RequestNeverFitsError, TimeStandsStillError, TokenBudgetTooSmallError
 from llmexp.simulate.requests import ChainIds
 from llmexp.simulate.timeline import write_chrome_trace, write_parquet
-from tests.simulate.cases import Case, cases
+from tests.simulate.cases import Case, cases, of_those_that_end
 
 both_loops = pytest.mark.parametrize("compiled", [False, True])
 
@@ -40,7 +40,8 @@ def test_one_request_step_by_step() -> None:
 @settings(deadline=None)
 @given(case=cases())
 def test_records_agree_with_each_other(case: Case) -> None:
-    result = simulate(case.requests, case.settings, max_concurrency=case.max_concurrency, compiled=False)
+    with of_those_that_end():
+        result = simulate(case.requests, case.settings, max_concurrency=case.max_concurrency, compiled=False)
     requests, steps = result.requests.to_pydict(), result.steps.to_pydict()
     offsets, times = result.token_times_s()
     for i, request in enumerate(case.requests):

@@ -21,7 +21,7 @@ from llmexp.simulate.studies.findings import Findings
 from llmexp.simulate.studies.paged_memory import beams, samples
 from llmexp.simulate.studies.setting import setting
 from llmexp.simulate.summary import inter_token_s, reuse_bound, summary
-from tests.simulate.cases import Case, cases
+from tests.simulate.cases import Case, cases, of_those_that_end
 from tests.simulate.reduced import REDUCED
 
 COST = StepCost(Work(steps=0.01, prefill_tokens=1e-4, decode_tokens=1e-4))
@@ -177,7 +177,8 @@ def test_no_engine_reuses_more_than_the_bound(case: Case) -> None:
     """Without answers that later prompts repeat."""
     fresh = [replace(request, output_token_ids=None) for request in case.requests]
     requests = Requests.of(fresh, case.settings.block_size)
-    result = simulate(requests, case.settings, max_concurrency=case.max_concurrency, compiled=False)
+    with of_those_that_end():
+        result = simulate(requests, case.settings, max_concurrency=case.max_concurrency, compiled=False)
     assert summary(result)["hit_rate"] <= reuse_bound(requests) + 1e-12
 
 

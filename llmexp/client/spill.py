@@ -52,11 +52,11 @@ def write(trace: pa.Table, path: Path) -> None:
 
 def aside(temporary: Path) -> Iterator[tuple[Path, Path]]:
     """The traces among temporary files that their folders had refused, each with the place where it is owed."""
-    for path in sorted(temporary.glob(f"{_ASIDE}*/*.parquet")):
-        with suppress(OSError, pa.ArrowException):
-            home = (pq.read_schema(path).metadata or {}).get(_HOME)
-            if home is not None and path.lstat().st_uid == os.getuid():
-                yield path, Path(os.fsdecode(home))
+    for folder in sorted(temporary.glob(f"{_ASIDE}*")):
+        with suppress(OSError, pa.ArrowException):  # another doctor may be at it
+            for path in sorted(folder.glob("*.parquet")) if folder.lstat().st_uid == os.getuid() else ():
+                if (home := (pq.read_schema(path).metadata or {}).get(_HOME)) is not None:
+                    yield path, Path(os.fsdecode(home))
 
 
 def bring_home(saved: Path, home: Path) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, TypeVar
 
 import llmexp
 from llmexp import hardware
@@ -26,9 +26,14 @@ from llmexp.results import ENGINE_LOG, ENGINE_STEPS
 from llmexp.schema.config import Config
 from llmexp.schema.engine import OwnVllm
 
+Answer = TypeVar("Answer")
+
 GUARD = Path(__file__).parent / "guard"
 POLL_S = 0.25
 _CPU_NICENESS = 10  # where engine and client share the cores, the client's clock must not wait for the engine
+# A front end looks for a dead core every 5 s and then shuts down, which took up to 16 s on a loaded machine; one that
+# does not answer at all is more likely to hang than to end.
+_DYING_S, DYING_SILENT_S = 60.0, 10.0
 _CLAIM_TIMEOUT_S = 86400.0  # a study's other jobs may be many
 _BLOCK_MULTIPLE = {"cpu": 32, "cuda": 16}  # what vLLM's CPU attention and FlashAttention take
 
@@ -76,6 +81,16 @@ class Launched:
     steps: Path | None
     launch_s: float
     resources: ExitStack
+
+    def answer(self, question: Callable[[], Answer]) -> Answer:
+        """What it answers. Raises EngineError, with the root cause from its log if it has died."""
+        try:
+            return question()
+        except (OSError, EOFError, ValueError, EngineError) as error:
+            if self.process.ends_within(DYING_SILENT_S if isinstance(error, TimeoutError) else _DYING_S):
+                raise died(self.process) from None
+            reason = str(error) or type(error).__name__
+            raise EngineError(f"the engine does not answer ({reason}); its log: {self.process.log}") from None
 
 
 def section(config: Config) -> OwnVllm:

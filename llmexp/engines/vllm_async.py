@@ -12,7 +12,7 @@ from llmexp.engines.counters import Counters, parse
 from llmexp.engines.engine import EngineFacts
 from llmexp.engines.host import Host
 from llmexp.engines.vllm import Launched
-from llmexp.errors import ConfigError, EngineError
+from llmexp.errors import ConfigError
 from llmexp.models import Model
 from llmexp.schema.config import Config
 
@@ -44,21 +44,13 @@ class VllmAsync:
         return self._launched.process.exit_code is None
 
     def counters(self) -> Counters:
-        return parse(self._ask(async_host.metrics))[0]
+        return parse(self._launched.answer(lambda: _answer(self.destination, async_host.metrics)))[0]
 
     def reset_cache(self) -> bool | None:
-        return bool(self._ask(async_host.reset))
+        return bool(self._launched.answer(lambda: _answer(self.destination, async_host.reset)))
 
     def stop(self) -> None:
         self._launched.resources.close()
-
-    def _ask(self, function: Callable[..., Awaitable[None]]) -> Any:
-        if not self.alive:
-            raise vllm.died(self._launched.process)
-        try:
-            return _answer(self.destination, function)
-        except (OSError, EOFError):
-            raise EngineError(f"AsyncLLM did not answer; its log: {self.log}") from None
 
 
 def check(config: Config, here: bool = True) -> None:
@@ -101,11 +93,9 @@ def start(config: Config, model: Model, folder: Path, while_starting: Callable[[
         raise
     launched.resources.callback(home.cleanup)
     try:
-        version = _answer(host, async_host.version)
-        return VllmAsync(host, vllm.facts(_answer(host, async_host.metrics), version, launched), launched)
-    except (OSError, EOFError):
-        launched.resources.close()
-        raise EngineError(f"AsyncLLM did not answer; its log: {launched.process.log}") from None
+        version = launched.answer(lambda: _answer(host, async_host.version))
+        page = launched.answer(lambda: _answer(host, async_host.metrics))
+        return VllmAsync(host, vllm.facts(page, version, launched), launched)
     except BaseException:
         launched.resources.close()
         raise

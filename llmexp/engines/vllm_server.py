@@ -13,6 +13,7 @@ import orjson
 from llmexp.engines import vllm
 from llmexp.engines.counters import Counters, parse
 from llmexp.engines.engine import EngineFacts
+from llmexp.engines.process import EngineProcess
 from llmexp.engines.target import Target
 from llmexp.engines.vllm import POLL_S, Launched
 from llmexp.errors import ConfigError, EngineError
@@ -20,7 +21,6 @@ from llmexp.models import Model
 from llmexp.schema.config import Config
 from llmexp.schema.engine import VllmServer as VllmServerConfig
 
-_DYING_S = 10.0
 _PORT_ATTEMPTS = 3
 _RESET_TIMEOUT_S = 10.0  # blocks of a request that has just ended come free a step later
 
@@ -50,15 +50,15 @@ class VllmServer:
         return self._launched.process.exit_code is None
 
     def counters(self) -> Counters:
-        return parse(self._ask(lambda: self.destination.get("/metrics")).decode())[0]
+        return parse(self._launched.answer(lambda: self.destination.get("/metrics").decode()))[0]
 
     def reset_cache(self) -> bool | None:
         """From vLLM 0.26 the answer's body tells; before it is empty, and the engine's log tells."""
         deadline = time.monotonic() + _RESET_TIMEOUT_S
         while True:
             seen = self.log.stat().st_size
-            answer = reset_answer(self._ask(lambda: self.destination.post("/reset_prefix_cache")))
-            if answer is None:
+            answer = reset_answer(self._launched.answer(lambda: self.destination.post("/reset_prefix_cache")))
+            while answer is None and time.monotonic() < deadline:
                 time.sleep(POLL_S)  # the engine core logs on its own time
                 answer = _logged_answer(self.log, seen)
             if answer is not False or time.monotonic() > deadline:
@@ -67,16 +67,6 @@ class VllmServer:
 
     def stop(self) -> None:
         self._launched.resources.close()
-
-    def _ask(self, question: Callable[[], bytes]) -> bytes:
-        """The server's answer. Raises EngineError, with the root cause from the log if it has died."""
-        try:
-            return question()
-        except (OSError, EngineError) as error:
-            # A front end whose core has died fails requests for a moment before it ends itself.
-            if self._launched.process.ends_within(_DYING_S):
-                raise vllm.died(self._launched.process) from None
-            raise EngineError(f"the engine does not answer ({error}); its log: {self.log}") from None
 
 
 def check(config: Config, here: bool = True) -> None:
@@ -135,24 +125,24 @@ def _start(config: Config, model: Model, folder: Path, port: int, while_starting
     }
     launched = vllm.launch(config, folder, command, environment, lambda: _answers(target), while_starting)
     try:
-        addresses = {address for address, number in launched.process.listening() if number == port}
-        if addresses != {"127.0.0.1"}:
-            if not addresses:
-                raise EngineError(f"port {port} is served by a process that is not ours; set engine.port to another")
-            raise EngineError(
-                f"the engine listens at {', '.join(sorted(addresses))}, where others reach it; it was ended"
-            )
-        version = orjson.loads(target.get("/version")).get("version")
-        return VllmServer(target, vllm.facts(target.get("/metrics").decode(), version, launched), launched)
-    except (OSError, ValueError) as error:
-        failure = EngineError(f"the engine does not answer ({error}); its log: {launched.process.log}")
-        if launched.process.ends_within(_DYING_S):
-            failure = vllm.died(launched.process)
-        launched.resources.close()
-        raise failure from None
+        _require_own_loopback(launched.process, port)
+        version = launched.answer(lambda: orjson.loads(target.get("/version")).get("version"))
+        page = launched.answer(lambda: target.get("/metrics").decode())
+        return VllmServer(target, vllm.facts(page, version, launched), launched)
     except BaseException:
         launched.resources.close()
         raise
+
+
+def _require_own_loopback(engine: EngineProcess, port: int) -> None:
+    """Raises EngineError if the engine does not listen at the port, or also where others reach it."""
+    addresses = {address for address, number in engine.listening() if number == port}
+    if not addresses:
+        if engine.ends_within(vllm.DYING_SILENT_S):
+            raise vllm.died(engine)
+        raise EngineError(f"port {port} is served by a process that is not ours; set engine.port to another")
+    if addresses != {"127.0.0.1"}:
+        raise EngineError(f"the engine listens at {', '.join(sorted(addresses))}, where others reach it; it was ended")
 
 
 def _section(config: Config) -> VllmServerConfig:

@@ -60,6 +60,9 @@ def test_one_request_at_a_time_every_step_is_the_engines(pair: Pair, name: str) 
         assert hits < simulated.measures["expected_hit_tokens"]  # what a larger cache would have given
     steps = [pq.read_table(result.folder / "steps.parquet").select(COUNTS).to_pylist() for result in (real, simulated)]
     assert steps[0] == steps[1]
+    computed = sum(step["prefill_tokens"] + step["decode_tokens"] for step in steps[0]) / len(steps[0])
+    for result in (real, simulated):
+        assert result.measures["tokens_per_step"] == pytest.approx(computed)
 
 
 def test_several_at_once_hit_as_much(pair: Pair) -> None:

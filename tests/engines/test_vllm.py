@@ -2,14 +2,19 @@
 
 import os
 import sys
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from llmexp.compose import compose
 from llmexp.engines import kinds, log, process, vllm
+from llmexp.engines.engine import EngineFacts
 from llmexp.engines.lease import launch_key
-from llmexp.errors import ConfigError
+from llmexp.engines.vllm_server import VllmServer
+from llmexp.errors import ConfigError, EngineError
 from llmexp.hardware import Gpu
 from llmexp.models import locate
 
@@ -235,3 +240,59 @@ def test_the_last_line_of_a_killed_engine_is_no_reason(end: str, log_line: str, 
     engine = process.start([sys.executable, "-c", code], os.environ, tmp_path / "engine.log", stop_timeout_s=1.0)
     assert str(vllm.died(engine)).splitlines()[0] == message
     engine.stop()
+
+
+def launched(folder: Path, script: str) -> vllm.Launched:
+    engine = process.start([sys.executable, "-c", script], os.environ, folder / "engine.log", 1.0, 0)
+    return vllm.Launched(engine, (), None, 0.0, ExitStack())
+
+
+def silent(failure: type[Exception]) -> Callable[[], str]:
+    def question() -> str:
+        raise failure("no answer")
+
+    return question
+
+
+def test_an_engine_that_is_dying_is_waited_for_and_told_with_its_cause(tmp_path: Path) -> None:
+    script = "import sys, time; print('ValueError: too small', flush=True); time.sleep(2); sys.exit(1)"
+    engine = launched(tmp_path, script)
+    with pytest.raises(EngineError, match=r"^the engine ended .*: ValueError: too small"):
+        engine.answer(silent(ConnectionError))
+
+
+def test_an_engine_that_hangs_is_not_waited_for_as_long_as_one_that_is_dying(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vllm, "DYING_SILENT_S", 0.1)
+    engine = launched(tmp_path, "import time; time.sleep(3000)")
+    try:
+        with pytest.raises(EngineError, match=r"the engine does not answer \(no answer\); its log: .*engine.log"):
+            engine.answer(silent(TimeoutError))
+        assert engine.process.exit_code is None
+    finally:
+        engine.process.stop()
+
+
+class Slow:
+    """A server before vLLM 0.26, whose answer to a reset is empty and whose log tells of it some time later."""
+
+    def __init__(self, log_file: Path, told: Sequence[str]) -> None:
+        self._log, self._told = log_file, iter(told)
+
+    def post(self, path: str) -> bytes:
+        threading.Timer(1.0, self._log.write_text, [self._log.read_text() + next(self._told)]).start()
+        return b""
+
+
+@pytest.mark.parametrize(
+    "told",
+    [["Successfully reset prefix cache\n"], ["Failed to reset prefix cache\n", "Successfully reset prefix cache\n"]],
+)
+def test_a_reset_that_only_the_log_tells_of_is_waited_for(told: list[str], tmp_path: Path) -> None:
+    engine = launched(tmp_path, "import time; time.sleep(3000)")
+    try:
+        server = VllmServer(Slow(engine.process.log, told), EngineFacts(), engine)  # type: ignore[arg-type]
+        assert server.reset_cache() is True
+    finally:
+        engine.process.stop()

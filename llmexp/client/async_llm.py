@@ -207,7 +207,7 @@ class Guest:
             self._talk.send(GOODBYE)
 
     def obituary(self) -> str:
-        return "AsyncLLM's process did not hand over its records; its log tells why"
+        return "AsyncLLM's process did not hand over its records (killed? out of memory? see its log and dmesg)"
 
     def kill(self) -> None:
         """Leaves the engine as it is."""
